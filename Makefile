@@ -1,0 +1,55 @@
+# The one way to do a thing; CI calls nothing else. Needs only make and Python 3.11 or newer.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+VENV := .venv
+BIN := $(VENV)/bin
+IMAGE ?= stream-metrics/kafka:4.1.0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help
+help: ## Show this list
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+.PHONY: demo
+demo: $(VENV)/installed-demo ## Run the demo; BROKER=host:port uses that broker
+	$(BIN)/stream-metrics demo $(if $(BROKER),--bootstrap-servers $(BROKER)) $(ARGS)
+
+.PHONY: test
+test: $(VENV)/installed-test ## Run all tests; ARGS='-m "not broker"' narrows them
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: $(VENV)/installed-dev ## Lint, formatting, types and import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(VENV)/installed-dev ## Format the code and sort the imports
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
+
+.PHONY: image
+image: ## Build a Kafka image here, where apache/kafka can't be pulled
+	IMAGE=$(IMAGE) tests/kafka-image/build
+
+.PHONY: clean
+clean: ## Remove what make and the tools made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each set of extras is installed once for each state of pyproject.toml. The install is editable: code needs none.
+$(VENV)/installed-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+# A python that is there may still be too old, or be without venv (Debian packs that apart), so each is tried.
+$(BIN)/python:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  if $$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "making $(VENV) with $$($$python --version)"; exec $$python -m venv --clear $(VENV); \
+	  fi; \
+	done; \
+	echo "No Python >= 3.11 with the venv module found (Debian: apt-get install python3-venv). PYTHON=... names one." >&2; exit 1
