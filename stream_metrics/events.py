@@ -239,11 +239,10 @@ def _decode_lenient(value: bytes, failure: Exception) -> Event:
     """Decodes what Python's json writes; as strict as the fast decoder in all but non-finite numbers."""
     try:
         parsed = json.loads(bytes(value).decode("utf-8"), parse_int=_parse_int, object_pairs_hook=_object)
-        return msgspec.convert(parsed, Event)  # type: ignore[arg-type]
+        event: Event = msgspec.convert(parsed, Event)  # type: ignore[arg-type,call-overload,unused-ignore]
+        return event
     except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:
-        if isinstance(error, json.JSONDecodeError):
-            error = failure
-        raise EventError(_reason(error)) from None
+        raise EventError(_reason(failure if isinstance(error, json.JSONDecodeError) else error)) from None
 
 
 def _parse_int(digits: str) -> int | float:

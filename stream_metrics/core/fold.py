@@ -1,0 +1,612 @@
+"""The fold: one partition's log in, effects out. The same log and settings always give the same.
+
+Rules that recovery stands on:
+- All that changes a result is in the log. No clock, no random number, no dependence on how records come in batches.
+- Windows are forgotten in the order of their steps; a step at or below its floor never comes back.
+- While replaying, the floors of the note stand as they are, nothing is forgotten and nothing is asked for.
+- Everything in memory is bounded: samples, windows, runs, and the note.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from stream_metrics.core.catalogue import step_metrics
+from stream_metrics.core.effects import Effect, Notice, NoticeKind, Publish, SetAside
+from stream_metrics.core.lifecycle import State
+from stream_metrics.core.record import Record
+from stream_metrics.core.replay_note import (
+    FOLD_VERSION,
+    MAX_FLOOR_BYTES,
+    ReplayNote,
+    name_hash,
+)
+from stream_metrics.core.settings import FoldSettings
+from stream_metrics.core.track import MAX_BESIDE, Track
+from stream_metrics.core.window import Window, clock_unix_ms
+from stream_metrics.events import (
+    DEFAULT_RUN_ID,
+    DEFAULT_SCOPE,
+    DeadLetterReason,
+    Event,
+    EventError,
+    LogPlace,
+    ResultReason,
+    Sample,
+    SampleBatch,
+    SampleFields,
+    StepClose,
+    StepMetrics,
+    decode,
+    decode_fast,
+)
+
+_CHECKS_PER_MEMORY: Final = 16
+"""How often, within `remember_records` offsets, the fold looks for runs to forget."""
+
+_SAMPLES_PER_WINDOW: Final = 64
+"""A window takes about the memory of this many samples, so their number is bounded by `max_samples` over it."""
+
+_MIN_WINDOWS: Final = 1_024
+
+_FAR_ATTEMPTS: Final = 1_000
+"""Attempts that count up grow by one; a leap over more than this is said. Start times in seconds or ms leap by nature."""
+
+_START_TIMES: Final = 10**9
+
+_FAR_STEPS: Final = 1_000
+"""A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""
+
+
+class Fold:
+    """The state of one input partition.
+
+    Attributes:
+        settings: What it needs to know beside the log.
+        counts: How often what has happened, for self-metrics; replaying counts nothing.
+        is_replaying: Whether it rebuilds what was in memory, silently.
+    """
+
+    def __init__(self, settings: FoldSettings, topic: str, partition: int) -> None:
+        self.settings = settings
+        self.topic = topic
+        self.partition = partition
+        self.counts: Counter[str] = Counter()
+        self.is_replaying = False
+        self._effects: list[Effect] = []
+        self._tracks: dict[int, Track] = {}
+        self._by_run: dict[tuple[str, str], Track] = {}
+        self._windows: OrderedDict[int, Window] = OrderedDict()  # by first offset, so oldest first
+        self._dirty: dict[int, Window] = {}
+        self._held = 0
+        self._note_bytes = 0
+        self._check_every = max(1, settings.remember_records // _CHECKS_PER_MEMORY)
+        self._next_check = 0
+        self._frozen_below = 0
+        self._max_windows = max(_MIN_WINDOWS, settings.max_samples // _SAMPLES_PER_WINDOW)
+
+    @classmethod
+    def from_note(cls, settings: FoldSettings, topic: str, partition: int, note: ReplayNote) -> Fold:
+        """Returns a fold that replays: feed it the log from `note.replay_from` to the committed offset."""
+        fold = cls(settings, topic, partition)
+        fold.is_replaying = True
+        fold._next_check = note.next_check
+        fold._frozen_below = note.frozen_below
+        for age, floor in enumerate(note.floors):
+            fold._add_track(Track.noted(floor, age - len(note.floors)))
+        return fold
+
+    # --- what the shell asks for ---------------------------------------------------------------------------------
+
+    def feed(self, records: Sequence[Record]) -> None:
+        """Folds records in the order of their offsets.
+
+        Samples in a row that are of one open window are taken together; this changes the speed and nothing else.
+        """
+        row: list[SampleFields] = []
+        row_end = -1
+        window: Window | None = None
+        track: Track | None = None
+        run_id = scope = attempt = step = None
+        for place, record in enumerate(records):
+            offset = record.offset()
+            if offset >= self._next_check and not self.is_replaying:
+                if row:
+                    assert window is not None and track is not None
+                    self._take_row(track, window, row, records, row_end)
+                    row = []
+                    window = None
+                self._forget_unseen(offset)
+            event = self._decode(record)
+            if event is None:
+                continue
+            if type(event) is Sample:
+                if (
+                    window is not None
+                    and event.step == step
+                    and event.run_id == run_id
+                    and event.attempt == attempt
+                    and event.scope == scope
+                ):
+                    row.append(event)
+                    row_end = place
+                    continue
+            if row:
+                assert window is not None and track is not None
+                self._take_row(track, window, row, records, row_end)
+                row = []
+            window = None
+            self._take(record, offset, event)
+            if type(event) is Sample:
+                run_id, scope, attempt, step = event.run_id, event.scope, event.attempt, event.step
+                track = self._find(event)
+                window = track.windows.get(step) if track is not None and track.attempt == (attempt or 0) else None
+                if window is not None and window.state is not State.OPEN:
+                    window = None
+        if row:
+            assert window is not None and track is not None
+            self._take_row(track, window, row, records, row_end)
+
+    def take_effects(self) -> list[Effect]:
+        """Returns what has been asked for since the last call."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def take_corrections(self) -> list[Effect]:
+        """Returns a correction for each closed window that changed since its last result, in the order of closing."""
+        for window in sorted(self._dirty.values(), key=lambda one: one.close_offset):
+            self._publish(window, is_correction=True)
+        self._dirty.clear()
+        return self.take_effects()
+
+    @property
+    def has_corrections(self) -> bool:
+        return bool(self._dirty)
+
+    @property
+    def held_samples(self) -> int:
+        return self._held
+
+    def windows(self) -> Iterator[Window]:
+        """Yields the windows in memory, oldest first."""
+        yield from self._windows.values()
+
+    def open_windows(self) -> Iterator[Window]:
+        """Yields the windows that are not closed, oldest first."""
+        for window in self._windows.values():
+            if window.state is not State.CLOSED:
+                yield window
+
+    def runs(self) -> Iterator[tuple[str, str]]:
+        """Yields run and scope of each track whose name has been seen since the start."""
+        yield from self._by_run
+
+    def replay_from(self, next_offset: int) -> int:
+        """Returns where the log must be read again from to rebuild the windows in memory."""
+        return next(iter(self._windows), next_offset)
+
+    def note(self, next_offset: int) -> ReplayNote:
+        """Returns the note to commit with `next_offset`, the offset after the last record fed."""
+        return ReplayNote(
+            replay_from=self.replay_from(next_offset),
+            next_check=self._next_check,
+            frozen_below=self._frozen_below if self._has_frozen() else 0,
+            settings=self.settings.digest(),
+            windows=self.digest(),
+            floors=tuple(track.note() for track in sorted(self._tracks.values(), key=lambda one: one.last_seen)),
+            fold=FOLD_VERSION,
+        )
+
+    def digest(self) -> str:
+        """Returns 16 hex digits that stand for the windows in memory: which, in what state, with how many samples."""
+        state = sorted(
+            (track.name, window.attempt, window.step, int(window.state), len(window), window.first_offset)
+            for track in self._tracks.values()
+            for window in track.windows.values()
+        )
+        return hashlib.blake2b(msgspec.json.encode(state), digest_size=8).hexdigest()
+
+    def end_replay(self) -> None:
+        """Ends the silent part: from here on the fold forgets and asks again."""
+        self.is_replaying = False
+        self._effects.clear()
+        self._dirty.clear()
+        for window in self._windows.values():
+            window.is_dirty = False
+        self.counts.clear()
+
+    def freeze(self, offset: int) -> None:
+        """Lets windows closed below an offset take no more corrections: what they were made from is not what is here."""
+        self._frozen_below = max(self._frozen_below, offset)
+
+    # --- one record ----------------------------------------------------------------------------------------------
+
+    def _decode(self, record: Record) -> Event | None:
+        value = record.value()
+        if value is None:
+            self.counts["tombstones"] += 1
+            return None
+        try:
+            return decode_fast(value)
+        except (msgspec.MsgspecError, RecursionError, ValueError, TypeError):
+            pass
+        try:
+            return decode(value, _content_type(record))
+        except EventError as error:
+            self._set_aside(record, "undecodable", type(error).__name__, str(error))
+            return None
+
+    def _take_row(
+        self, track: Track, window: Window, row: list[SampleFields], records: Sequence[Record], end: int
+    ) -> None:
+        """Takes samples of consecutive records, the last of them at `records[end]`, into their open window."""
+        if self._held + len(row) > self.settings.max_samples:
+            for record, event in zip(records[end + 1 - len(row) : end + 1], row, strict=True):
+                assert isinstance(event, Sample)
+                self._take(record, record.offset(), event)
+            return
+        last = records[end]
+        taken = window.add(row)
+        self.counts["samples"] += taken
+        self.counts["duplicates"] += len(row) - taken
+        self._held += taken
+        track.last_seen = window.last_offset = last.offset()
+        window.last_unix_ms = clock_unix_ms(last.timestamp())
+
+    def _take(self, record: Record, offset: int, event: Event) -> None:
+        if isinstance(event, StepClose) and event.reason not in (None, "closed"):
+            self._take_own_marker(record, offset, event)
+            return
+        track = self._find(event)
+        attempt = event.attempt or 0
+        if track is None:
+            run_id, scope = _run(event)
+            track = Track.named(run_id, scope, attempt, offset)
+            self._add_track(track)
+            self._by_run[run_id, scope] = track
+        track.last_seen = offset
+        if attempt < track.attempt:
+            self._set_aside(
+                record,
+                "superseded",
+                "Superseded",
+                f"step {event.step} is of attempt {attempt}, but attempt {track.attempt} of this run has begun",
+            )
+        else:
+            if attempt > track.attempt:
+                self._supersede(track, attempt, record, offset)
+            if event.step <= track.floor or event.step in track.beside:
+                if event.step in track.beside:
+                    track.beside[event.step] = offset
+                self._set_aside(
+                    record,
+                    "too_late",
+                    "TooLate",
+                    f"step {event.step} of attempt {attempt} was published and forgotten (floor {track.floor})",
+                )
+            else:
+                self._take_into_window(track, record, offset, event)
+        self._make_room(offset)
+
+    def _take_into_window(self, track: Track, record: Record, offset: int, event: Event) -> None:
+        unix_ms = clock_unix_ms(record.timestamp())
+        window = track.windows.get(event.step)
+        if window is None:
+            run_id, scope = _run(event)
+            window = Window(self.settings, run_id, scope, track.attempt, event.step, offset, unix_ms)
+            track.open(window)
+            self._windows[offset] = window
+            self.counts["windows_opened"] += 1
+        window.last_offset = offset
+        window.last_unix_ms = unix_ms
+        if isinstance(event, StepClose):
+            self._take_marker(track, window, record, offset, event)
+        else:
+            self._take_samples(track, window, record, offset, event)
+
+    def _take_samples(
+        self, track: Track, window: Window, record: Record, offset: int, event: Sample | SampleBatch
+    ) -> None:
+        samples: Sequence[SampleFields] = event.samples if isinstance(event, SampleBatch) else (event,)
+        is_late = window.state is State.CLOSED
+        if is_late and self._takes_no_more(window) and window.columns.has_new(samples):
+            self._set_aside(
+                record,
+                "late",
+                "Late",
+                f"step {window.step} of attempt {window.attempt} was closed at offset {window.close_offset}",
+            )
+            return
+        taken = window.add(samples)
+        self._held += taken
+        self.counts["samples"] += taken
+        self.counts["duplicates"] += len(samples) - taken
+        if is_late:
+            self.counts["late_samples"] += taken
+            if window.is_dirty:
+                self._dirty[window.first_offset] = window
+        elif window.state is State.CLOSING and window.is_complete:
+            self._close(track, window, "closed", record, offset)
+
+    def _take_marker(self, track: Track, window: Window, record: Record, offset: int, marker: StepClose) -> None:
+        self.counts["markers"] += 1
+        if (marker.producer or "") in window.heard:
+            if window.disagrees(marker):
+                self._notice(
+                    "marker_disagrees",
+                    window,
+                    f"producer {marker.producer or ''!r} closed this step twice with different numbers: "
+                    "are two trainers running under one run_id?",
+                )
+            return
+        if window.state is not State.CLOSED:
+            window.hear(marker)
+            if window.is_complete:
+                self._close(track, window, "closed", record, offset)
+        elif not window.is_complete and window.close_offset >= self._frozen_below:
+            window.hear(marker)
+            if window.is_complete or marker.dropped:
+                window.change()
+                self._dirty[window.first_offset] = window
+        if window.state is State.CLOSING and window.closing_unix_ms is None:
+            window.closing_unix_ms = window.last_unix_ms
+
+    def _take_own_marker(self, record: Record, offset: int, marker: StepClose) -> None:
+        """Takes a marker that the sidecar wrote: it ends a wait, or does nothing at all."""
+        self.counts["own_markers"] += 1
+        track = self._find(marker)
+        if track is None or (marker.attempt or 0) != track.attempt:
+            return
+        window = track.windows.get(marker.step)
+        if window is None or window.state is State.CLOSED:
+            return
+        if marker.seen_offset is not None and window.last_offset > marker.seen_offset:
+            return
+        self._close(track, window, marker.reason or "closed", record, offset)
+        self._make_room(offset)
+
+    # --- the end of a window -------------------------------------------------------------------------------------
+
+    def _close(self, track: Track, window: Window, reason: ResultReason, record: Record, offset: int) -> None:
+        window.close(reason, offset, clock_unix_ms(record.timestamp()))
+        track.closed += 1
+        self._publish(window, is_correction=False)
+        if self.is_replaying:
+            return
+        while track.closed > self.settings.remember_steps:
+            lowest = track.lowest()
+            if lowest is None or lowest.state is not State.CLOSED:
+                return
+            self._forget(track, lowest)
+
+    def _publish(self, window: Window, *, is_correction: bool) -> None:
+        window.is_dirty = False
+        if self.is_replaying:
+            return
+        self.counts["corrections" if is_correction else "results"] += 1
+        is_complete = window.is_complete
+        if not is_complete and not is_correction:
+            self.counts["incomplete_results"] += 1
+        self._effects.append(
+            Publish(
+                StepMetrics(
+                    run_id=window.run_id,
+                    scope=window.scope,
+                    step=window.step,
+                    attempt=window.attempt,
+                    complete=is_complete,
+                    reason=window.reason,
+                    correction=is_correction,
+                    late_samples=window.late_samples,
+                    opened_unix_ms=window.opened_unix_ms,
+                    closed_unix_ms=window.closed_unix_ms,
+                    log=LogPlace(
+                        topic=self.topic,
+                        partition=self.partition,
+                        first_offset=window.first_offset,
+                        close_offset=window.close_offset,
+                    ),
+                    metrics=step_metrics(window, self.settings),
+                )
+            )
+        )
+
+    def _forget(self, track: Track, window: Window) -> None:
+        """Forgets a closed window; a correction it still owes is published first."""
+        if self._dirty.pop(window.first_offset, None) is not None:
+            self._publish(window, is_correction=True)
+        self._note_bytes -= track.note_bytes
+        track.forget(window)
+        self._note_bytes += track.note_bytes
+        del self._windows[window.first_offset]
+        window.state = State.FORGOTTEN
+        self._held -= len(window)
+
+    def _supersede(self, track: Track, attempt: int, record: Record, offset: int) -> None:
+        """Ends an attempt: its open windows come out as they are, and all of it is forgotten."""
+        if self.is_replaying:  # the note's attempt is the newest up to where it was written
+            track.attempt = attempt
+            return
+        older = track.attempt
+        windows = sorted(track.windows.values(), key=lambda one: one.step)
+        for window in windows:
+            if self._dirty.pop(window.first_offset, None) is not None:
+                self._publish(window, is_correction=True)
+        for window in windows:
+            if window.state is not State.CLOSED:
+                window.close("superseded", offset, clock_unix_ms(record.timestamp()))
+                track.closed += 1
+                self._publish(window, is_correction=False)
+        for window in windows:
+            self._forget(track, window)
+            run_id, scope = window.run_id, window.scope
+        self._note_bytes -= track.note_bytes
+        track.raise_attempt(attempt)
+        self._note_bytes += track.note_bytes
+        if windows:
+            self._effects.append(
+                Notice(
+                    "attempt_superseded", run_id, scope, attempt, None, f"attempt {attempt} begins, {older} is over"
+                )
+            )
+        is_start_time = attempt >= _START_TIMES and (older >= _START_TIMES or older == 0)
+        if attempt - older > _FAR_ATTEMPTS and not is_start_time:
+            run_id, scope = self._name_of(track)
+            self._effects.append(
+                Notice(
+                    "attempt_far_above",
+                    run_id,
+                    scope,
+                    attempt,
+                    None,
+                    f"attempt {attempt} is far above {older}; events of lower attempts are dead letters from here on. "
+                    "If it was sent by mistake, go on with attempts above it or with another run_id",
+                )
+            )
+
+    def _forget_unseen(self, offset: int) -> None:
+        """Forgets closed windows of runs unseen for `remember_records`, and closed ones that old in runs that go on.
+
+        The latter lie above what goes on (one absurd marker, say) and are forgotten alone.
+        """
+        self._next_check = (offset // self._check_every + 1) * self._check_every
+        oldest = offset - self.settings.remember_records
+        for track in self._tracks.values():
+            if track.closed == 0:
+                continue
+            is_unseen = track.last_seen <= oldest
+            newest_below = -1
+            step_below = track.floor
+            for step in sorted(track.windows):
+                window = track.windows[step]
+                went_on_below = window.last_offset < newest_below
+                is_slip = step_below >= 0 and step - step_below > _FAR_STEPS
+                if window.state is State.CLOSED and window.last_offset <= oldest:
+                    if went_on_below or (is_unseen and is_slip):
+                        self._forget_alone(track, window, offset)
+                newest_below = max(newest_below, window.last_offset)
+                step_below = step
+            while is_unseen and (lowest := track.lowest()) is not None and lowest.state is State.CLOSED:
+                self._forget(track, lowest)
+        self._make_room(offset)
+
+    def _forget_alone(self, track: Track, window: Window, offset: int) -> None:
+        if len(track.beside) >= MAX_BESIDE:
+            # A step may leave the list only when a replay can't meet its events any more.
+            oldest = min(track.beside, key=lambda step: track.beside[step])
+            if track.beside[oldest] >= self.replay_from(offset):
+                return
+            del track.beside[oldest]
+        self._forget(track, window)
+
+    def _make_room(self, offset: int) -> None:
+        """Keeps samples, windows, runs and the note within their bounds."""
+        if self.is_replaying:
+            return
+        while self._held > self.settings.max_samples or len(self._windows) > self._max_windows:
+            self._evict(offset)
+        while len(self._tracks) > self.settings.max_runs or self._note_bytes > MAX_FLOOR_BYTES:
+            replay_from = self.replay_from(offset)
+            unseen = min(
+                (track for track in self._tracks.values() if not track.windows and track.last_seen < replay_from),
+                key=lambda one: one.last_seen,
+                default=None,
+            )
+            if unseen is not None:
+                self._drop_track(unseen)
+            elif self._windows:
+                self._evict(offset)
+            else:
+                return  # what is left was last seen at this very record
+
+    def _evict(self, offset: int) -> None:
+        """Closes and forgets the lowest window of the run and scope that has been open the longest."""
+        oldest = next(iter(self._windows.values()))
+        track = self._by_run[oldest.run_id, oldest.scope]
+        window = track.lowest()
+        assert window is not None
+        if window.state is not State.CLOSED:
+            window.close("evicted", offset, window.last_unix_ms)
+            track.closed += 1
+            self.counts["evicted_windows"] += 1
+            self._publish(window, is_correction=False)
+            self._notice(
+                "window_evicted",
+                window,
+                f"the oldest step made room: {self._held} samples, {len(self._windows)} windows and "
+                f"{len(self._tracks)} runs are held in this partition; close steps, or raise max-samples or max-runs",
+            )
+        self._forget(track, window)
+
+    # --- tracks --------------------------------------------------------------------------------------------------
+
+    def _find(self, event: Event) -> Track | None:
+        run = _run(event)
+        track = self._by_run.get(run)
+        if track is None and self._tracks:
+            track = self._tracks.get(name_hash(*run))
+            if track is not None:
+                self._by_run[run] = track
+        return track
+
+    def _add_track(self, track: Track) -> None:
+        self._tracks[track.name] = track
+        self._note_bytes += track.note_bytes
+
+    def _drop_track(self, track: Track) -> None:
+        run_id, scope = self._name_of(track)
+        del self._tracks[track.name]
+        self._by_run.pop((run_id, scope), None)
+        self._note_bytes -= track.note_bytes
+        self.counts["floors_dropped"] += 1
+        self._effects.append(
+            Notice(
+                "floor_dropped",
+                run_id,
+                scope,
+                track.attempt,
+                None,
+                "this run was unseen for longest and made room for others: a straggler of it would open a step again",
+            )
+        )
+
+    def _name_of(self, track: Track) -> tuple[str, str]:
+        for run, one in self._by_run.items():
+            if one is track:
+                return run
+        return (f"{track.name:016x}", "")
+
+    # --- small things --------------------------------------------------------------------------------------------
+
+    def _takes_no_more(self, window: Window) -> bool:
+        return self.settings.late == "dead_letter" or window.close_offset < self._frozen_below
+
+    def _has_frozen(self) -> bool:
+        below = self._frozen_below
+        return any(window.state is State.CLOSED and window.close_offset < below for window in self._windows.values())
+
+    def _set_aside(self, record: Record, reason: DeadLetterReason, error: str, message: str) -> None:
+        if not self.is_replaying:
+            self.counts[f"dead_letters_{reason}"] += 1
+            self._effects.append(SetAside(record, reason, error, message))
+
+    def _notice(self, kind: NoticeKind, window: Window, message: str) -> None:
+        if not self.is_replaying:
+            self._effects.append(Notice(kind, window.run_id, window.scope, window.attempt, window.step, message))
+
+
+def _run(event: Event) -> tuple[str, str]:
+    run_id, scope = event.run_id, event.scope
+    return (DEFAULT_RUN_ID if run_id is None else run_id, DEFAULT_SCOPE if scope is None else scope)
+
+
+def _content_type(record: Record) -> str | None:
+    for name, value in record.headers() or ():
+        if name.lower() == "content-type" and value is not None:
+            return bytes(value).decode("latin-1").split(";")[0].strip().lower()
+    return None

@@ -1,0 +1,192 @@
+"""A random model of fold, commit, crash and replay: what is published must not depend on where it was cut.
+
+Each schedule makes a random log (attempts, late samples, duplicates, batches, absurd steps, timeout markers, poison, gaps
+in the offsets) and folds it twice: once in one go, and once in random batches with random commits and crashes, each crash
+rebuilding the fold from the note of the last commit. Set STREAM_METRICS_SCHEDULES for another number of schedules.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import msgspec
+import pytest
+
+from stream_metrics.core.effects import Publish, SetAside
+from stream_metrics.core.fold import Fold
+from stream_metrics.core.replay_note import decode_note
+from stream_metrics.core.settings import FoldSettings
+from stream_metrics.testing import MemoryLog, close, sample, samples
+
+SCHEDULES = int(os.environ.get("STREAM_METRICS_SCHEDULES", "20000"))
+CHUNKS = 10
+
+
+def random_settings(rng: random.Random) -> FoldSettings:
+    return FoldSettings(
+        late=rng.choice(["correct", "correct", "correct", "dead_letter"]),
+        remember_steps=rng.choice([1, 1, 2, 3]),
+        remember_records=rng.choice([3, 8, 20, 40, 1000]),
+        max_samples=rng.choice([3, 10, 30, 1000, 1000]),
+        max_runs=rng.choice([1, 2, 3, 128]),
+    )
+
+
+def random_log(rng: random.Random) -> MemoryLog:
+    log = MemoryLog()
+    runs = [f"r{n}" for n in range(rng.choice([1, 1, 2, 4, 6]))]
+    scopes = ["rollout"] if rng.random() < 0.7 else ["rollout", "eval/a"]
+    attempts = dict.fromkeys(runs, 0)
+    at = dict.fromkeys(runs, 0)
+    newest: dict[tuple[str, str, int, int], int] = {}
+    spread = rng.choice([0, 1, 3, 8])
+    for _ in range(rng.randrange(5, 90)):
+        run = rng.choice(runs)
+        if rng.random() < 0.3:
+            at[run] += 1
+        if rng.random() < 0.03:
+            attempts[run] += 1
+            at[run] = max(0, at[run] - rng.randrange(4))
+        attempt = max(0, attempts[run] - (rng.random() < 0.05))
+        step = max(0, at[run] - rng.randrange(spread + 1))
+        if rng.random() < 0.02:
+            step = 10**12 + rng.randrange(3)
+        where = {"run_id": run, "scope": rng.choice(scopes), "attempt": attempt}
+        key = (run, where["scope"], attempt, step)
+        kind = rng.random()
+        if kind < 0.55:
+            event = sample(step, _reward(rng), **where, **_ids(rng))
+        elif kind < 0.65:
+            event = samples(step, [{"reward": _reward(rng), **_ids(rng)} for _ in range(rng.randrange(4))], **where)
+        elif kind < 0.9:
+            event = close(step, **where, producer=rng.choice(["", "", "a", "b"]), producers=rng.choice([1, 1, 1, 2]))
+            if rng.random() < 0.4:
+                event["expected_samples"] = rng.randrange(4)
+            if rng.random() < 0.2:
+                event["dropped"] = {"aborted": rng.randrange(3)}
+        elif kind < 0.97:
+            event = close(step, **where, reason=rng.choice(["timeout", "timeout", "data_lost"]))
+            if rng.random() < 0.8:
+                event["seen_offset"] = newest.get(key, 0) + rng.choice([0, 0, -1])
+            log.append(event, skip_offsets=rng.choice([0, 0, 2]), unix_ms=_clock(rng))
+            continue
+        else:
+            log.append(rng.choice([b"poison", None, b'{"type":"sample","step":-1}']))
+            continue
+        newest[key] = log.append(event, skip_offsets=rng.choice([0, 0, 0, 1]), unix_ms=_clock(rng)).offset()
+    return log
+
+
+def _reward(rng: random.Random):
+    return rng.choice([0.1, 0.7, 1 / 3, True, None, 1e308])
+
+
+def _clock(rng: random.Random) -> int | None:
+    return rng.choice([None, -1, 0, 1_700_000_000_000 + rng.randrange(10**6)])
+
+
+def _ids(rng: random.Random):
+    ids = {"rollout_id": rng.randrange(3), "group_index": rng.choice([None, 0, 1])}
+    if rng.random() < 0.3:
+        ids["sample_id"] = rng.randrange(3)
+    if rng.random() < 0.2:
+        ids["metadata"] = {"raw_reward": _reward(rng)}
+    if rng.random() < 0.2:
+        ids["position"] = rng.randrange(5)
+    return ids
+
+
+class Published:
+    """What a read_committed reader of the output topics would see."""
+
+    def __init__(self) -> None:
+        self.on_time: list[bytes] = []
+        self.corrections: dict[tuple[str, str, int, int], bytes] = {}
+        self.dead_letters: list[tuple[int, str]] = []
+
+    def take(self, effects) -> None:
+        for effect in effects:
+            if isinstance(effect, Publish):
+                result = effect.result
+                if result.correction:
+                    key = (result.run_id, result.scope, result.attempt, result.step)
+                    self.corrections[key] = msgspec.json.encode(result)
+                else:
+                    self.on_time.append(msgspec.json.encode(result))
+            elif isinstance(effect, SetAside):
+                self.dead_letters.append((effect.record.offset(), effect.reason))
+
+
+def feed_in_batches(fold: Fold, records, rng: random.Random) -> None:
+    while records:
+        cut = rng.randrange(1, 12)
+        fold.feed(records[:cut])
+        records = records[cut:]
+
+
+def contents(fold: Fold):
+    """Everything that a later result could depend on."""
+    made = []
+    for window in fold.windows():
+        columns = window.columns
+        made.append(
+            (
+                *(getattr(window, name) for name in window.__slots__ if name not in ("columns", "is_dirty")),
+                # NaN is not equal to itself: compare bytes
+                *((c.tobytes() if c is not None else None) for c in (columns.rollout, columns.reward)),
+                *((c.tobytes() if c is not None else None) for c in (columns.raw_reward, columns.position)),
+                columns.first_has_raw_reward,
+            )
+        )
+    return made
+
+
+def run_schedule(seed: int) -> None:
+    rng = random.Random(seed)
+    settings, log = random_settings(rng), random_log(rng)
+    expected = Published()
+    whole = Fold(settings, log.topic, log.partition)
+    for record in log.records:
+        whole.feed([record])
+        assert whole.held_samples <= settings.max_samples
+    expected.take(whole.take_effects() + whole.take_corrections())
+
+    published = Published()
+    fold = Fold(settings, log.topic, log.partition)
+    next_offset = committed = 0
+    metadata = fold.note(0).encode()
+    while next_offset < log.next_offset:
+        end = min(log.next_offset, next_offset + rng.randrange(1, 25))
+        feed_in_batches(fold, log.between(next_offset, end), rng)
+        next_offset = end
+        if rng.random() < 0.6 or end == log.next_offset:
+            published.take(fold.take_effects() + fold.take_corrections())
+            note = fold.note(next_offset)
+            metadata, committed = note.encode(), next_offset
+            assert decode_note(metadata) == note
+        if rng.random() < 0.5:
+            lived = contents(fold) if committed == next_offset else None
+            note = decode_note(metadata)
+            fold = Fold.from_note(settings, log.topic, log.partition, note)
+            feed_in_batches(fold, log.between(note.replay_from, committed), rng)
+            fold.end_replay()
+            next_offset = committed
+            assert not fold.take_effects()
+            assert fold.note(committed) == note
+            if lived is not None:
+                assert contents(fold) == lived
+    assert published.on_time == expected.on_time
+    assert published.dead_letters == expected.dead_letters
+    # A window forgotten with a correction pending and one corrected at a commit end with the same words.
+    assert published.corrections == expected.corrections
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_crash_at_any_commit_changes_nothing_that_is_published(chunk):
+    for seed in range(chunk, SCHEDULES, CHUNKS):
+        try:
+            run_schedule(seed)
+        except BaseException as error:
+            error.add_note(f"schedule with seed {seed}")
+            raise
