@@ -1,1 +1,1 @@
-"""What tests share: a broker, its topics, and waiting. Imported as `support`, which pytest finds through `pythonpath`."""
+"""What tests share: a broker, its topics, and waiting. Imported as `support`; pytest finds it through `pythonpath`."""

@@ -1,0 +1,61 @@
+"""The broker that tests share, and what becomes of a test run where there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from support.brokers import Broker, UnavailableError, closing, find_broker
+
+_BROKER_FIXTURES = {"broker", "stoppable_broker"}
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """A broker for the whole run; tests keep apart by names that are unique."""
+    yield from closing(_found(is_stoppable=False))
+
+
+@pytest.fixture(scope="session")
+def _stoppable_broker(broker: Broker) -> Iterator[Broker]:
+    if broker.can_be_stopped:
+        yield broker
+    else:
+        yield from closing(_found(is_stoppable=True))
+
+
+@pytest.fixture
+def stoppable_broker(_stoppable_broker: Broker) -> Iterator[Broker]:
+    """A broker that the test may stop, kill and pause; it runs again afterwards, with the same port and data."""
+    _stoppable_broker.start()
+    yield _stoppable_broker
+    _stoppable_broker.start()
+
+
+def _found(*, is_stoppable: bool) -> Broker:
+    try:
+        return find_broker(is_stoppable=is_stoppable)
+    except UnavailableError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI needs a broker: {error}", pytrace=False)
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _BROKER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("broker")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a run that skipped broker tests says so: what it proves is much less."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    skipped = [report for report in reporter.stats.get("skipped", ()) if "broker" in report.keywords]
+    if skipped:
+        reasons = sorted({report.longrepr[2].removeprefix("Skipped: ") for report in skipped})
+        reporter.write_line(f"{len(skipped)} BROKER TESTS WERE SKIPPED: {'; '.join(reasons).upper()}", red=True)

@@ -1,0 +1,413 @@
+"""Finds or starts a real Kafka broker for tests: one given by the environment, a container, or a plain Java process.
+
+A broker that was started here keeps its port and its data over `stop` and `start`, and has two listeners: clients come
+through one, the broker reaches itself through the other. With only one, whose address is the published one, a broker in
+a container can't reach itself, and every transaction hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from support.waiting import wait_until
+
+PUBLIC_IMAGE = "apache/kafka:4.1.0"
+LOCAL_IMAGE = "stream-metrics/kafka:4.1.0"  # what `make image` builds
+
+_POM = Path(__file__).parents[1] / "kafka-image" / "pom.xml"
+_JVM_FLAGS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # a broker that starts fast and lives short
+_START_SECONDS = 90.0
+_STOP_SECONDS = 30.0
+
+_SETTINGS = {
+    "node.id": "1",
+    "process.roles": "broker,controller",
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "BROKER",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,BROKER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "auto.create.topics.enable": "false",  # a wrong topic name is an error, not a new topic
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "offsets.topic.num.partitions": "5",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.num.partitions": "5",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+}
+
+
+class UnavailableError(Exception):
+    """This way of getting a broker doesn't work here; the message says why. The next way is tried."""
+
+
+class Broker(ABC):
+    """A broker that runs. Stopping, starting, pausing and resuming twice changes nothing.
+
+    Attributes:
+        bootstrap: `bootstrap.servers` for clients; stays the same as long as the broker lives.
+        description: What it is, for people.
+        can_be_stopped: Whether anything but `bootstrap` may be used.
+    """
+
+    bootstrap: str
+    description: str
+    can_be_stopped: ClassVar[bool] = True
+
+    @abstractmethod
+    def start(self) -> None:
+        """The broker runs, isn't paused, and answers."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """The broker has shut down in order; its data stays."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """The broker is gone as after `kill -9`; its data stays as it was."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """The broker answers nothing, but its connections stay open."""
+
+    @abstractmethod
+    def unpause(self) -> None:
+        """The broker goes on where it was paused."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Broker and data are gone."""
+
+    def restart(self) -> None:
+        """The broker has shut down in order and answers again."""
+        self.stop()
+        self.start()
+
+    def _wait_until_it_answers(self, check_alive: Callable[[], None]) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
+
+        def answers() -> bool:
+            check_alive()
+            with contextlib.suppress(KafkaException):
+                return bool(admin.list_topics(timeout=1).brokers)
+            return False
+
+        wait_until(answers, f"an answer of {self.description} at {self.bootstrap}", _START_SECONDS)
+
+
+class ExternalBroker(Broker):
+    """A broker that somebody else runs, which tests only talk to."""
+
+    can_be_stopped = False
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.description = f"the broker at {bootstrap}"
+        self._wait_until_it_answers(lambda: None)
+
+    def start(self) -> None:
+        self._refuse()
+
+    def stop(self) -> None:
+        self._refuse()
+
+    def kill(self) -> None:
+        self._refuse()
+
+    def pause(self) -> None:
+        self._refuse()
+
+    def unpause(self) -> None:
+        self._refuse()
+
+    def close(self) -> None:
+        """Leaves it as it is."""
+
+    def _refuse(self) -> None:
+        raise AssertionError(f"{self.description} isn't ours to start or stop: use the fixture `stoppable_broker`")
+
+
+class ContainerBroker(Broker):
+    """A broker in a Docker container, made through testcontainers."""
+
+    def __init__(self, image: str) -> None:
+        # Ryuk removes what a killed test run leaves behind, but is one more image to pull. It must be said before the
+        # import, where some versions read it.
+        if image == LOCAL_IMAGE:
+            os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+        from testcontainers.core.container import DockerContainer
+
+        (port,) = _free_ports(1)
+        self._container = DockerContainer(image)
+        host = self._container.get_docker_client().host()
+        host = "127.0.0.1" if host == "localhost" else host
+        self.bootstrap = f"{host}:{port}"
+        self.description = f"a container of {image}"
+        settings = _SETTINGS | {
+            "listeners": "PLAINTEXT://:9092,BROKER://:9094,CONTROLLER://:9093",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap},BROKER://localhost:9094",
+            "controller.quorum.voters": "1@localhost:9093",
+            "log.dirs": "/var/lib/kafka/data",
+        }
+        for name, value in settings.items():
+            self._container.with_env("KAFKA_" + name.replace(".", "_").upper(), value)
+        self._container.with_env("KAFKA_JVM_PERFORMANCE_OPTS", " ".join(_JVM_FLAGS[1:]))
+        self._container.with_bind_ports(9092, port)
+        self._is_paused = False
+        try:
+            self._container.start()
+            self._wait_until_it_answers(self._check_alive)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        self.unpause()
+        if self._docker.status != "running":
+            self._docker.start()
+            self._wait_until_it_answers(self._check_alive)
+
+    def stop(self) -> None:
+        self.unpause()
+        self._docker.stop(timeout=int(_STOP_SECONDS))
+
+    def kill(self) -> None:
+        self.unpause()
+        if self._docker.status == "running":
+            self._docker.kill()
+            self._docker.wait()
+
+    def pause(self) -> None:
+        if not self._is_paused:
+            self._docker.pause()
+            self._is_paused = True
+
+    def unpause(self) -> None:
+        if self._is_paused:
+            self._docker.unpause()
+            self._is_paused = False
+
+    def close(self) -> None:
+        self._container.stop()
+
+    @property
+    def _docker(self) -> Any:
+        container = self._container.get_wrapped_container()
+        container.reload()
+        return container
+
+    def _check_alive(self) -> None:
+        if self._docker.status != "running":
+            log = self._docker.logs(tail=30).decode(errors="replace")
+            raise AssertionError(f"{self.description} has ended:\n{log}")
+
+
+class ProcessBroker(Broker):
+    """A broker as a plain Java process, from the jars that Maven fetches."""
+
+    description = "a Java process"
+
+    def __init__(self, java: str, jars: Path) -> None:
+        self._command = (java, *_JVM_FLAGS, "-cp", f"{jars}/*")
+        self._dir = Path(tempfile.mkdtemp(prefix="stream-metrics-broker-"))
+        self._properties = self._dir / "server.properties"
+        self._log = self._dir / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        clients, itself, controller = _free_ports(3)
+        self.bootstrap = f"127.0.0.1:{clients}"
+        listeners = f"PLAINTEXT://{self.bootstrap},BROKER://127.0.0.1:{itself}"
+        settings = _SETTINGS | {
+            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": listeners,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "log.dirs": str(self._dir / "data"),
+        }
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        try:
+            format_storage = ("kafka.tools.StorageTool", "format", "-t", "5L6g3nShT-eMCtK--X86sw", "-c")
+            with self._log.open("ab") as log:
+                self._run((*format_storage, str(self._properties)), log).wait()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        if self._process is None:
+            with self._log.open("ab") as log:
+                self._process = self._run(("kafka.Kafka", str(self._properties)), log)
+        self.unpause()
+        self._wait_until_it_answers(self._check_alive)
+
+    def stop(self) -> None:
+        self.unpause()
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def unpause(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _run(self, arguments: tuple[str, ...], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            (*self._command, *arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
+        )
+
+    def _check_alive(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            tail = self._log.read_text(errors="replace").splitlines()[-30:]
+            raise AssertionError("\n".join((f"{self.description} has ended:", *tail)))
+
+
+def find_broker(*, is_stoppable: bool = False) -> Broker:
+    """Returns a broker that answers, by the first way that works here; the caller closes it.
+
+    Args:
+        is_stoppable: Leaves out a broker that isn't ours to stop.
+
+    Raises:
+        UnavailableError: No way works; the message has each way's reason.
+    """
+    ways = (_container, _process) if is_stoppable else (_external, _container, _process)
+    reasons = []
+    for way in ways:
+        try:
+            return way()
+        except UnavailableError as error:
+            reasons.append(str(error))
+    raise UnavailableError("; ".join(reasons))
+
+
+def _external() -> Broker:
+    bootstrap = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+    if not bootstrap:
+        raise UnavailableError("KAFKA_BOOTSTRAP_SERVERS isn't set")
+    return ExternalBroker(bootstrap)
+
+
+def _container() -> Broker:
+    try:
+        import docker
+        from docker.errors import DockerException
+    except ImportError:
+        raise UnavailableError("testcontainers isn't installed") from None
+    try:
+        client = docker.from_env()
+    except DockerException as error:
+        raise UnavailableError(f"no Docker engine ({_first_line(error)})") from None
+    with contextlib.closing(client):
+        try:
+            client.ping()
+            image = _image(client)
+        except (DockerException, OSError) as error:
+            raise UnavailableError(f"no Docker engine with a Kafka image ({_first_line(error)})") from None
+    return ContainerBroker(image)
+
+
+def _image(client: Any) -> str:
+    """Returns an image that the engine has: the wanted one, else our own, else the wanted one once it is pulled."""
+    from docker.errors import ImageNotFound
+
+    given = os.environ.get("KAFKA_IMAGE")
+    wanted = given or PUBLIC_IMAGE
+    for image in (wanted,) if given else (wanted, LOCAL_IMAGE):
+        with contextlib.suppress(ImageNotFound):
+            client.images.get(image)
+            return image
+    client.images.pull(wanted)
+    return wanted
+
+
+def _process() -> Broker:
+    java = shutil.which("java")
+    if java is None:
+        raise UnavailableError("no Java")
+    return ProcessBroker(java, _jars())
+
+
+def _jars() -> Path:
+    """Returns the directory of the broker's jars, which are fetched once for each state of the list of them."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stream-metrics-tests"
+    jars = base / f"kafka-{hashlib.sha256(_POM.read_bytes()).hexdigest()[:16]}"
+    if jars.is_dir():
+        return jars
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise UnavailableError("no Maven")
+    base.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=base) as scratch:
+        fetched = Path(scratch) / "jars"
+        command = (maven, "-q", "-B", "-f", str(_POM), "dependency:copy-dependencies", f"-DoutputDirectory={fetched}")
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            raise UnavailableError(f"Maven can't fetch the broker's jars ({_first_line(done.stdout)})")
+        with contextlib.suppress(OSError):  # another test run was faster
+            fetched.rename(jars)
+    return jars
+
+
+def _free_ports(count: int) -> list[int]:
+    """Returns ports that the system says are free: all held at once, so that they differ, then let go."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _die_with_parent() -> None:
+    """The process is killed when the test run is, so that nobody finds a stray broker next week."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _first_line(error: object) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+
+
+def closing(broker: Broker) -> Iterator[Broker]:
+    """Yields the broker and closes it: the body of a fixture."""
+    try:
+        yield broker
+    finally:
+        broker.close()
