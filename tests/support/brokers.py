@@ -42,6 +42,9 @@ _SETTINGS = {
     "inter.broker.listener.name": "BROKER",
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,BROKER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
     "auto.create.topics.enable": "false",  # a wrong topic name is an error, not a new topic
+    # A killed broker registers again only once its old session is over (9 s by default).
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "5",

@@ -83,6 +83,7 @@ def create_topic(
 def produce(bootstrap: str, topic: str, records: Iterable[NewRecord | bytes]) -> None:
     """All records are in the topic, acknowledged, in order per partition, outside any transaction."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0, **_QUIET})
+    producer.list_topics(topic, timeout=30)  # connected now: else the client asks for its producer id 500 ms later
     _send(producer, topic, records)
 
 
@@ -98,6 +99,7 @@ def produce_transaction(
     producer = Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": transactional_id or unique_name("txn"), **_QUIET}
     )
+    producer.list_topics(topic, timeout=30)  # as in `produce`
     producer.init_transactions(30)
     producer.begin_transaction()
     _send(producer, topic, records)
@@ -127,6 +129,7 @@ def read_topic(
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the event for the end comes after an empty fetch, which waits this long
             "isolation.level": "read_committed" if is_committed else "read_uncommitted",
             **_QUIET,
         }
