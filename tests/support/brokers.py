@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -333,16 +335,22 @@ def _container() -> Broker:
         from docker.errors import DockerException
     except ImportError:
         raise UnavailableError("testcontainers isn't installed") from None
-    try:
-        client = docker.from_env()
-    except DockerException as error:
-        raise UnavailableError(f"no Docker engine ({_first_line(error)})") from None
+    reason = ""
+    with warnings.catch_warnings():
+        # Where no engine answers, a socket is left to the garbage collector, whose warning would hit a later test.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            client = docker.from_env()
+        except DockerException as error:
+            reason = _root_cause(error)
+        gc.collect()
+    if reason:
+        raise UnavailableError(f"no Docker engine ({reason})")
     with contextlib.closing(client):
         try:
-            client.ping()
             image = _image(client)
         except (DockerException, OSError) as error:
-            raise UnavailableError(f"no Docker engine with a Kafka image ({_first_line(error)})") from None
+            raise UnavailableError(f"no Kafka image for Docker ({_root_cause(error)})") from None
     return ContainerBroker(image)
 
 
@@ -402,6 +410,12 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__context__ is not None:
+        error = error.__context__
+    return _first_line(getattr(error, "explanation", None) or getattr(error, "strerror", None) or error)
 
 
 def _first_line(error: object) -> str:
