@@ -75,31 +75,24 @@ class LogRecord:
         self._topic = topic
 
     def topic(self) -> str:
-        """See `Record`."""
         return self._topic
 
     def partition(self) -> int:
-        """See `Record`."""
         return self._partition
 
     def offset(self) -> int:
-        """See `Record`."""
         return self._offset
 
     def timestamp(self) -> tuple[int, int]:
-        """See `Record`."""
         return self._timestamp
 
     def key(self) -> bytes | None:
-        """See `Record`."""
         return self._key
 
     def headers(self) -> Headers | None:
-        """See `Record`."""
         return self._headers
 
     def value(self) -> bytes | None:
-        """See `Record`."""
         return self._value
 
     def __repr__(self) -> str:
