@@ -32,10 +32,12 @@ _OWN_CONFIG: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
+    "fetch.wait.max.ms": 50,  # that a partition has ended is known only after an empty fetch
 }
 _BATCH: Final = 1000
-_IDLE_POLLS: Final = 10
-"""Polls of a second without anything after which the broker is asked whether it's still there."""
+_POLL_SECONDS: Final = 0.1  # a batch that isn't full takes as long
+_IDLE_POLLS: Final = 100
+"""Polls without anything after which the broker is asked whether it's still there."""
 
 
 def main(settings: Settings, output: str | None, partition: int | None) -> int:
@@ -120,7 +122,7 @@ def _dump_partition(
     consumer.assign([TopicPartition(topic, partition, start)])
     written = idle_polls = 0
     while True:
-        messages = consumer.consume(_BATCH, timeout=1.0)
+        messages = consumer.consume(_BATCH, timeout=_POLL_SECONDS)
         idle_polls = 0 if messages else idle_polls + 1
         for message in messages:
             error = message.error()
