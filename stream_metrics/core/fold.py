@@ -450,9 +450,7 @@ class Fold:
         self._note_bytes += track.note_bytes
         if windows:
             self._effects.append(
-                Notice(
-                    "attempt_superseded", run_id, scope, attempt, None, f"attempt {attempt} begins, {older} is over"
-                )
+                Notice("attempt_superseded", run_id, scope, attempt, None, f"attempt {attempt} begins, {older} is over")
             )
         is_start_time = attempt >= _START_TIMES and (older >= _START_TIMES or older == 0)
         if attempt - older > _FAR_ATTEMPTS and not is_start_time:

@@ -1,8 +1,8 @@
 """A random model of fold, commit, crash and replay: what is published must not depend on where it was cut.
 
-Each schedule makes a random log (attempts, late samples, duplicates, batches, absurd steps, timeout markers, poison, gaps
-in the offsets) and folds it twice: once in one go, and once in random batches with random commits and crashes, each crash
-rebuilding the fold from the note of the last commit. Set STREAM_METRICS_SCHEDULES for another number of schedules.
+Each schedule makes a random log (attempts, late samples, duplicates, batches, absurd steps, timeout markers, poison,
+gaps in the offsets) and folds it twice: once in one go, and once in random batches with random commits and crashes, each
+crash rebuilding the fold from the note of the last commit. RECOVERY_SCHEDULES sets another number of schedules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stream_metrics.core.replay_note import decode_note
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.testing import MemoryLog, close, sample, samples
 
-SCHEDULES = int(os.environ.get("STREAM_METRICS_SCHEDULES", "20000"))
+SCHEDULES = int(os.environ.get("RECOVERY_SCHEDULES", "20000"))
 CHUNKS = 10
 
 

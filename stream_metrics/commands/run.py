@@ -1,0 +1,77 @@
+"""`stream-metrics run`: the sidecar, from settings to exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import time
+from http import HTTPStatus
+from typing import Any
+
+from stream_metrics.config import Settings
+from stream_metrics.exit_codes import ExitCode
+from stream_metrics.sidecar import logs
+from stream_metrics.sidecar.errors import SidecarError
+from stream_metrics.sidecar.health import Health
+from stream_metrics.sidecar.loop import Sidecar
+from stream_metrics.sidecar.self_metrics import SelfMetrics
+from stream_metrics.web.server import Answer, Server
+
+
+def main(settings: Settings) -> int:
+    """Runs the sidecar until a signal or an error ends it, and returns the exit code."""
+    logs.setup(settings.log_format, settings.log_level)
+    faulthandler.register(signal.SIGUSR1)  # where it stands, for the day it seems stuck
+    metrics = SelfMetrics()
+    health = Health(settings.dead_letter_limit, time.monotonic)
+    transactional_id = f"{settings.group_id}-{settings.instance_id or socket.gethostname()}"
+    sidecar = Sidecar(settings, transactional_id, health, metrics)
+
+    def stop(number: int, _: Any) -> None:
+        logs.info("stopping", signal=signal.Signals(number).name)
+        sidecar.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    server = None
+    if settings.http_port:
+        try:
+            server = _serve(settings, health, metrics)
+        except OSError as error:
+            logs.error("can't listen", address=f"{settings.http_host}:{settings.http_port}", error=error.strerror)
+            return ExitCode.WRONG_SETTINGS
+    code = ExitCode.OK
+    try:
+        sidecar.run()
+    except SidecarError as error:
+        logs.error(str(error), exit_code=int(error.exit_code))
+        code = error.exit_code
+    except BaseException as error:
+        logs.LOGGER.exception("internal error: %s", error)
+        code = ExitCode.INTERNAL_ERROR
+    if server is not None:
+        server.close()
+    logs.info("stopped", exit_code=int(code))
+    # The client's own threads may wait for a broker that is away; nothing of theirs is needed any more.
+    logs.flush()
+    os._exit(code)
+
+
+def _serve(settings: Settings, health: Health, metrics: SelfMetrics) -> Server:
+    def probe(answer: tuple[bool, bytes]) -> Answer:
+        status = HTTPStatus.OK if answer[0] else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, "application/json", answer[1]
+
+    server = Server(
+        settings.http_host,
+        settings.http_port,
+        {
+            "/healthz": lambda: probe(health.alive()),
+            "/readyz": lambda: probe(health.ready()),
+            "/metrics": lambda: (HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", metrics.text()),
+        },
+    )
+    logs.info("listening", address=f"{settings.http_host}:{server.port}")
+    return server

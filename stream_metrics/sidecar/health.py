@@ -1,0 +1,74 @@
+"""Whether the loop turns, whether it is caught up, and whether what it reads is any good."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+STUCK_SECONDS: Final = 30.0
+"""A loop that hasn't turned for so long is stuck: no call of it takes more than some seconds."""
+
+FLOOD_SECONDS: Final = 60.0
+_FLOOD_RECORDS: Final = 20
+"""So few records say nothing about the share of dead letters."""
+
+
+class Health:
+    """What `/healthz` and `/readyz` answer. Written by the loop, read by the server's thread.
+
+    Args:
+        dead_letter_limit: Share of dead letters among the records of the last minute that is too much.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, dead_letter_limit: float, clock: Callable[[], float]) -> None:
+        self._limit = dead_letter_limit
+        self._clock = clock
+        self._turned_at = clock()
+        self._seconds: deque[tuple[float, int, int]] = deque()
+        self.not_ready = "starting"
+
+    def turn(self) -> None:
+        """Notes that the loop is alive."""
+        self._turned_at = self._clock()
+
+    def count(self, records: int, dead_letters: int) -> None:
+        """Notes what was read."""
+        now = self._clock()
+        self._seconds.append((now, records, dead_letters))
+        while self._seconds[0][0] < now - FLOOD_SECONDS:
+            self._seconds.popleft()
+
+    def flood(self) -> float | None:
+        """Returns the share of dead letters in the last minute where it is over the limit."""
+        records = dead_letters = 0
+        for at, count, bad in tuple(self._seconds):
+            if at >= self._clock() - FLOOD_SECONDS:
+                records += count
+                dead_letters += bad
+        share = dead_letters / records if records else 0.0
+        return share if dead_letters >= _FLOOD_RECORDS and share > self._limit else None
+
+    def alive(self) -> tuple[bool, bytes]:
+        """Returns whether the process is worth keeping, and why not."""
+        silent = self._clock() - self._turned_at
+        if silent > STUCK_SECONDS:
+            return _answer(False, f"the loop hasn't turned for {silent:.0f} s")
+        share = self.flood()
+        if share is not None:
+            return _answer(False, f"{share:.0%} of the last minute's records were dead letters")
+        return _answer(True, "")
+
+    def ready(self) -> tuple[bool, bytes]:
+        """Returns whether results can be expected from here now, and why not."""
+        return _answer(not self.not_ready, self.not_ready)
+
+
+def _answer(is_good: bool, why: str) -> tuple[bool, bytes]:
+    body: dict[str, Any] = {"status": "ok" if is_good else "failing"}
+    if why:
+        body["reason"] = why
+    return is_good, msgspec.json.encode(body) + b"\n"

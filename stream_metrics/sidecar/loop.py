@@ -1,0 +1,760 @@
+"""The only loop: consume, fold, perform what the fold asks for in one transaction with the offsets.
+
+A turn: 1. take what the consumer has; 2. fold it, partition by partition; 3. look at the timers once a second; 4. commit if
+a result waits or the interval has passed. All state is in `Owned` partitions, which come and go with rebalances.
+
+The client's callbacks run inside `poll` and `consume`. They never raise: a record already taken would be lost with the
+exception. What goes wrong in them is kept and raised by the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from stream_metrics.config import Settings
+from stream_metrics.core.effects import Effect, Publish, SetAside
+from stream_metrics.core.record import Record
+from stream_metrics.core.replay_note import NoteError, ReplayNote, decode_note
+from stream_metrics.core.window import Window
+from stream_metrics.events import CloseReason, encode
+from stream_metrics.sidecar import logs
+from stream_metrics.sidecar.dead_letters import dead_letter
+from stream_metrics.sidecar.errors import (
+    FencedError,
+    Meaning,
+    RestartError,
+    StateRefusedError,
+    StoppingError,
+    meaning,
+    refused,
+)
+from stream_metrics.sidecar.health import Health
+from stream_metrics.sidecar.owned import Owned
+from stream_metrics.sidecar.self_metrics import SelfMetrics
+from stream_metrics.sidecar.timers import Timers, marker
+from stream_metrics.sidecar.topics import Topics
+from stream_metrics.sidecar.transactions import AbortedError, OutRecord, TooLargeError, Transactions
+
+BATCH: Final = 5_000
+POLL_SECONDS: Final = 0.1
+TICK_SECONDS: Final = 1.0
+CALL_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 5.0
+STOP_GRACE_SECONDS: Final = 3.0
+MAX_PENDING: Final = 2_000
+"""Dead letters hold whole records, so they don't wait for the interval beyond this many."""
+
+COMMITTED_BUDGET_SECONDS: Final = 120.0
+RESTORE_STALL_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 2.0
+_MIN_DEAD_LETTER_BYTES: Final = 8_192
+
+
+class Sidecar:
+    """One replica, from its first connection to its exit.
+
+    Args:
+        settings: All settings.
+        transactional_id: Identity of its producer, shared with its replacement.
+        health: What the HTTP server answers.
+        metrics: The sidecar's own metrics.
+        monotonic: Seconds that never jump.
+        unix_ms: The wall clock.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        transactional_id: str,
+        health: Health,
+        metrics: SelfMetrics,
+        monotonic: Callable[[], float] = time.monotonic,
+        unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    ) -> None:
+        self._settings = settings
+        self._fold_settings = settings.fold()
+        self._transactional_id = transactional_id
+        self._health = health
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._unix_ms = unix_ms
+        self._is_stopping = False
+        self._stop_seen_at: float | None = None
+        self._owned: dict[int, Owned] = {}
+        self._failure: BaseException | None = None
+        self._split_runs: set[tuple[str, str]] = set()
+        self._dead_letter_bytes = 0
+        self._is_flood_said = False
+        self._is_broker_away = False
+        self._commits_fail_since: float | None = None
+        self._next_try = 0.0
+        self._last_commit = self._last_tick = monotonic()
+        self._consumer: Consumer = None  # type: ignore[assignment]  # made by each start
+        self._transactions: Transactions = None  # type: ignore[assignment]
+
+    def stop(self) -> None:
+        """Asks for an end: the transaction is finished, the group left, `run` returns. Safe in a signal handler."""
+        self._is_stopping = True  # a flag and no lock: the main thread may be inside any of them
+
+    def run(self) -> None:
+        """Runs until `stop`.
+
+        Raises:
+            SidecarError: It can't go on; the message says why and what to do.
+        """
+        pause = 0.0
+        while not self._is_stopping:
+            began = self._monotonic()
+            try:
+                self._start()
+                self._turn_until_stopped()
+            except StoppingError:
+                pass
+            except RestartError as error:
+                self._metrics.restarts.inc()
+                pause = 0.0 if self._monotonic() - began > 60 else min(pause * 2 + 0.1, 10.0)
+                logs.warning("beginning anew from the committed offsets", why=str(error), in_seconds=pause)
+            finally:
+                self._close()
+            self._pause(pause)
+
+    def _must_leave(self) -> bool:
+        """Returns whether a transaction under way has had its time to end after a stop was asked for."""
+        if not self._is_stopping:
+            return False
+        if self._stop_seen_at is None:
+            self._stop_seen_at = self._monotonic()
+        return self._monotonic() - self._stop_seen_at > STOP_GRACE_SECONDS
+
+    def _pause(self, seconds: float) -> None:
+        """Sleeps, but not through a stop."""
+        until = self._monotonic() + seconds
+        while not self._is_stopping and (left := until - self._monotonic()) > 0:
+            time.sleep(min(left, POLL_SECONDS))
+
+    # --- start and end -------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        settings = self._settings
+        self._health.not_ready = "preparing topics"
+        topics = Topics(settings, lambda: self._is_stopping, self._health.turn, self._pause)
+        topics.prepare()
+        self._dead_letter_bytes = topics.dead_letter_max_bytes()
+        # The identity first: a predecessor's open transaction would hold up the committed offsets.
+        self._health.not_ready = "waiting for the transaction coordinator"
+        self._transactions = Transactions(
+            {**settings.client_config(), "error_cb": self._on_error, "log_level": 2},
+            self._transactional_id,
+            settings.transaction_timeout_seconds,
+            self._must_leave,
+            self._health.turn,
+        )
+        self._transactions.init()
+        self._health.not_ready = "joining the group"
+        self._consumer = Consumer(self._consumer_config())
+        self._consumer.subscribe(
+            [settings.input_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+        self._last_commit = self._last_tick = self._monotonic()
+        self._commits_fail_since = None
+        self._next_try = 0.0
+        logs.info(
+            "started",
+            group=settings.group_id,
+            transactional_id=self._transactional_id,
+            input=settings.input_topic,
+            output=settings.output_topic,
+        )
+
+    def _consumer_config(self) -> dict[str, Any]:
+        settings = self._settings
+        config: dict[str, Any] = {
+            # A fast consumer empties the queue in less than the default second of this back-off.
+            "fetch.queue.backoff.ms": 10,
+            "queued.min.messages": 1_000_000,
+            "queued.max.messages.kbytes": 65_536,
+            "topic.metadata.refresh.interval.ms": 10_000,
+            "fetch.message.max.bytes": 8_388_608,
+            "log_level": 2,
+            **settings.client_config(),
+            "group.id": settings.group_id,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "session.timeout.ms": int(settings.session_timeout_seconds * 1000),
+            "heartbeat.interval.ms": max(100, min(3_000, int(settings.session_timeout_seconds * 1000 / 4))),
+            "max.poll.interval.ms": max(300_000, int(settings.session_timeout_seconds * 1000)),
+            "partition.assignment.strategy": "cooperative-sticky" if settings.assignment == "cooperative" else "range",
+            "error_cb": self._on_error,
+        }
+        if settings.instance_id is not None:
+            config["group.instance.id"] = settings.instance_id
+        return config
+
+    def _close(self) -> None:
+        """Leaves the group and drops all state; bounded in time, since a broker that is away answers nothing."""
+        consumer, transactions = self._consumer, self._transactions
+        self._consumer = self._transactions = None  # type: ignore[assignment]
+        self._health.not_ready = "stopped"
+        if consumer is not None:
+            self._owned.clear()
+            closing = threading.Thread(target=_close_quietly, args=(consumer,), name="close", daemon=True)
+            closing.start()
+            closing.join(CLOSE_SECONDS)
+        if transactions is not None:
+            transactions.close()
+        self._owned.clear()
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    def _turn_until_stopped(self) -> None:
+        while not self._is_stopping:
+            self._turn()
+        self._commit_if_due(is_last=True)
+
+    def _turn(self) -> None:
+        self._health.turn()
+        messages = self._consume()
+        self._raise_failure()
+        if messages:
+            self._fold(messages)
+        self._transactions.serve()
+        now = self._monotonic()
+        if now - self._last_tick >= TICK_SECONDS:
+            self._last_tick = now
+            self._tick(now)
+        self._commit_if_due()
+
+    def _consume(self) -> list[Message]:
+        # A consume() that may wait would wait for a full batch: one record is waited for, the rest is taken as it is.
+        first = self._consumer.poll(POLL_SECONDS)
+        if first is None:
+            return []
+        return [first, *self._consumer.consume(BATCH - 1, 0)]
+
+    def _fold(self, messages: list[Message]) -> None:
+        by_partition: dict[int, list[Record]] = {}
+        ends: list[Message] = []
+        for message in messages:
+            if message.error() is not None:
+                ends.append(message)
+                continue
+            # A message without error is a Record: the stubs say Optional of what is then always there.
+            partition = cast(int, message.partition())
+            records = by_partition.get(partition)
+            if records is None:
+                records = by_partition[partition] = []
+            records.append(cast(Record, message))
+        for partition, records in by_partition.items():
+            owned = self._owned.get(partition)
+            if owned is not None:  # else taken away after it was fetched
+                self._feed(owned, records)
+        for message in ends:
+            self._take_error(message)
+
+    def _feed(self, owned: Owned, records: Sequence[Record]) -> None:
+        was_restoring, before = owned.is_restoring, len(owned.pending)
+        new = owned.feed(records)
+        counts = owned.fold.counts
+        if was_restoring:
+            self._metrics.replayed_records.inc(len(records) - new)
+            if owned.is_restoring:
+                counts.clear()
+                return
+            self._say_restored(owned)
+        if new:
+            self._metrics.records.inc(new)
+            self._metrics.take(counts)
+            self._health.count(new, sum(isinstance(one, SetAside) for one in owned.pending[before:]))
+            counts.clear()
+        for notice in owned.notices:
+            logs.warning(
+                notice.message,
+                event=notice.kind,
+                run_id=notice.run_id,
+                scope=notice.scope,
+                step=notice.step,
+                attempt=notice.attempt,
+                partition=owned.partition,
+            )
+        owned.notices.clear()
+
+    def _take_error(self, message: Message) -> None:
+        error = cast(KafkaError, message.error())
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            owned = self._owned.get(cast(int, message.partition()))
+            if owned is not None:
+                was_restoring = owned.is_restoring
+                owned.reach_end(cast(int, message.offset()))
+                if was_restoring and not owned.is_restoring:
+                    self._say_restored(owned)
+            return
+        if code == KafkaError._AUTO_OFFSET_RESET:
+            owned = self._owned.get(cast(int, message.partition()))
+            if owned is not None:
+                self._take_out_of_range(owned)
+            return
+        what = meaning(error)
+        if what is Meaning.FENCED:
+            raise FencedError(
+                f"another live replica runs with --instance-id {self._settings.instance_id} and took over: "
+                "give each replica of the group its own"
+            )
+        if what is Meaning.REFUSED:
+            raise refused(error, "consuming")
+        if what is Meaning.LOST:
+            raise RestartError(f"the consumer is done for: {error.str()}")
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._health.not_ready = f"topic {self._settings.input_topic!r} is missing"
+        logs.warning("the consumer says", error=error.str(), topic=message.topic(), partition=message.partition())
+
+    def _take_out_of_range(self, owned: Owned) -> None:
+        """The next offset isn't in the log: retention was faster than we, or the log was made anew."""
+        low, high = self._watermarks(owned.partition)
+        if owned.next_offset > high:
+            raise StateRefusedError(_made_anew(owned.topic, owned.partition, owned.next_offset, high))
+        raise RestartError(
+            f"retention removed offsets {owned.next_offset} to {low - 1} of {owned.topic}[{owned.partition}] unread"
+        )
+
+    def _tick(self, now: float) -> None:
+        if self._is_broker_away:
+            self._look_for_broker()
+        for owned in list(self._owned.values()):
+            if owned.is_restoring:
+                if now - owned.began_at > RESTORE_STALL_SECONDS and owned.next_offset < owned.committed:
+                    self._look_at_stalled(owned)
+            elif owned.is_caught_up and not owned.lost_windows and self._commits_fail_since is None:
+                due = owned.timers.due(owned.fold, now, self._unix_ms())
+                if due:
+                    self._write_markers(owned, due, "timeout")
+        self._look_for_split_runs()
+        self._say_flood()
+        self._measure()
+
+    def _look_for_broker(self) -> None:
+        try:
+            self._consumer.list_topics(self._settings.input_topic, timeout=POLL_SECONDS)
+        except KafkaException:
+            return
+        self._is_broker_away = False
+        logs.info("the broker answers again")
+
+    def _look_at_stalled(self, owned: Owned) -> None:
+        """A log that ends before what was committed from it isn't the log it was."""
+        _, high = self._watermarks(owned.partition)
+        if high < owned.committed:
+            raise StateRefusedError(_made_anew(owned.topic, owned.partition, owned.committed, high))
+
+    def _look_for_split_runs(self) -> None:
+        if len(self._owned) < 2:
+            return
+        seen: dict[tuple[str, str], int] = {}
+        for owned in self._owned.values():
+            for run in owned.fold.runs():
+                other = seen.setdefault(run, owned.partition)
+                if other != owned.partition and run not in self._split_runs:
+                    self._split_runs.add(run)
+                    self._metrics.split_runs.inc()
+                    logs.error(
+                        "a run is on two partitions: its steps come out in parts; key all its events by run_id, with "
+                        "the same partitioner, and don't add partitions while it runs",
+                        run_id=run[0],
+                        scope=run[1],
+                        partitions=f"{other},{owned.partition}",
+                    )
+
+    def _say_flood(self) -> None:
+        share = self._health.flood()
+        if share is not None and not self._is_flood_said:
+            logs.error(
+                "most of what comes in can't be used: see the dead-letter topic",
+                share=round(share, 3),
+                limit=self._settings.dead_letter_limit,
+                topic=self._settings.dead_letter_topic,
+            )
+        elif share is None and self._is_flood_said:
+            logs.info("the flood of dead letters is over")
+        self._is_flood_said = share is not None
+
+    def _measure(self) -> None:
+        metrics, owned = self._metrics, list(self._owned.values())
+        open_windows = [window for one in owned for window in one.fold.open_windows()]
+        metrics.partitions.set(len(owned))
+        metrics.open_windows.set(len(open_windows))
+        metrics.windows.set(sum(len(list(one.fold.windows())) for one in owned))
+        metrics.held_samples.set(sum(one.fold.held_samples for one in owned))
+        metrics.replay_distance.set(
+            sum(one.next_offset - one.fold.replay_from(one.next_offset) for one in owned if not one.is_restoring)
+        )
+        opened = [window.opened_unix_ms for window in open_windows if window.opened_unix_ms is not None]
+        metrics.oldest_open_seconds.set(max(0.0, (self._unix_ms() - min(opened)) / 1000) if opened else 0.0)
+        metrics.lag.set(sum(self._lag(one) for one in owned))
+        self._health.not_ready = self._why_not_ready(owned)
+        metrics.is_ready.set(not self._health.not_ready)
+
+    def _lag(self, owned: Owned) -> int:
+        try:
+            _, high = self._consumer.get_watermark_offsets(_at(owned.topic, owned.partition), cached=True)
+        except KafkaException:
+            return 0
+        return max(0, high - owned.next_offset)
+
+    def _why_not_ready(self, owned: list[Owned]) -> str:
+        if self._is_broker_away:
+            return "the broker is away"
+        if self._commits_fail_since is not None:
+            return "transactions fail"
+        restoring = sum(one.is_restoring for one in owned)
+        if restoring:
+            return f"{restoring} partitions are being restored"
+        if not owned and not self._consumer.memberid():
+            return "joining the group"
+        return ""
+
+    # --- commits -------------------------------------------------------------------------------------------------
+
+    def _commit_if_due(self, *, is_last: bool = False) -> None:
+        now = self._monotonic()
+        if now < self._next_try and not is_last:
+            return
+        live = [owned for owned in self._owned.values() if not owned.is_restoring]
+        is_interval = now - self._last_commit >= self._settings.commit_interval_seconds
+        if not (
+            is_last
+            or is_interval
+            or self._commits_fail_since is not None
+            or any(one.wants_commit_now or one.committed < 0 or len(one.pending) > MAX_PENDING for one in live)
+        ):
+            return
+        self._last_commit = now
+        self._commit(live)
+
+    def _commit(self, live: list[Owned]) -> None:
+        """Commits all that is not committed of the given partitions: effects, corrections, markers and offsets."""
+        records: list[OutRecord] = []
+        moved: list[Owned] = []
+        lost: list[tuple[Owned, Window]] = []
+        for owned in live:
+            owned.gather(owned.fold.take_corrections())
+            owned_lost = [(owned, window) for window in owned.lost_windows]
+            if owned.pending or owned.has_moved or owned_lost:
+                moved.append(owned)
+                lost += owned_lost
+        if not moved:
+            self._commits_have_passed()
+            return
+        for owned in moved:
+            records += [self._out(effect) for effect in owned.pending]
+        records += [self._marker_record(owned, window, "data_lost") for owned, window in lost]
+        began = self._monotonic()
+        offsets = [owned.offset_to_commit() for owned in moved]
+        if not self._transact(records, offsets):
+            return
+        self._metrics.commits.inc()
+        self._metrics.commit_seconds.observe(self._monotonic() - began)
+        for owned, offset in zip(moved, offsets, strict=True):
+            self._say_results(owned)
+            owned.pending.clear()
+            owned.lost_windows = []
+            owned.committed = offset.offset
+        self._commits_have_passed()
+
+    def _write_markers(self, owned: Owned, windows: list[Window], reason: CloseReason) -> None:
+        """Writes close markers to the windows' own partition, in a transaction of their own."""
+        if not self._transact([self._marker_record(owned, window, reason) for window in windows], []):
+            owned.timers.ask_again()
+            return
+        self._metrics.timeouts.inc(len(windows))
+        for window in windows:
+            logs.warning(
+                "a step waited too long: closing it as it is",
+                run_id=window.run_id,
+                scope=window.scope,
+                attempt=window.attempt,
+                step=window.step,
+                samples=len(window),
+                expected_samples=window.expected_samples,
+                producers_heard=len(window.heard),
+                producers=window.producers,
+            )
+
+    def _transact(self, records: list[OutRecord], offsets: list[TopicPartition]) -> bool:
+        """Returns whether the transaction was committed; where not, it will be tried again."""
+        try:
+            self._transactions.run(records, offsets, self._consumer)
+            return True
+        except TooLargeError as error:
+            self._dead_letter_bytes = max(_MIN_DEAD_LETTER_BYTES, self._dead_letter_bytes // 2)
+            logs.warning(
+                "a record was too large; dead letters are cut shorter",
+                topics=str(error),
+                max_bytes=self._dead_letter_bytes,
+            )
+            why = f"too large: {error}"
+        except AbortedError as error:
+            why = str(error)
+        self._metrics.aborts.inc()
+        if self._commits_fail_since is None:
+            self._commits_fail_since = self._monotonic()
+            logs.warning("a transaction was aborted, and will be tried again", why=why)
+            self._pause_all()
+        failing = self._monotonic() - self._commits_fail_since
+        self._next_try = self._monotonic() + min(RETRY_SECONDS, 0.05 + failing / 4)
+        return False
+
+    def _commits_have_passed(self) -> None:
+        if self._commits_fail_since is not None:
+            logs.info("transactions go through again", after_seconds=self._monotonic() - self._commits_fail_since)
+            self._commits_fail_since = None
+            self._next_try = 0.0
+            self._resume_all()
+
+    def _pause_all(self) -> None:
+        """Back-pressure: what can't be committed must not pile up."""
+        self._consumer.pause([_at(one.topic, one.partition) for one in self._owned.values()])
+
+    def _resume_all(self) -> None:
+        self._consumer.resume([_at(one.topic, one.partition) for one in self._owned.values()])
+
+    def _out(self, effect: Effect) -> OutRecord:
+        if isinstance(effect, Publish):
+            result = effect.result
+            return OutRecord(self._settings.output_topic, result.key(), encode(result), run_id=result.run_id)
+        assert isinstance(effect, SetAside)
+        letter = dead_letter(effect, self._dead_letter_bytes)
+        return OutRecord(self._settings.dead_letter_topic, letter.key, letter.value, letter.headers)
+
+    def _marker_record(self, owned: Owned, window: Window, reason: CloseReason) -> OutRecord:
+        return OutRecord(owned.topic, window.run_id.encode(), encode(marker(window, reason)), partition=owned.partition)
+
+    def _say_results(self, owned: Owned) -> None:
+        for effect in owned.pending:
+            if isinstance(effect, Publish):
+                result = effect.result
+                metrics = result.metrics
+                logs.info(
+                    "step corrected" if result.correction else "step closed",
+                    run_id=result.run_id,
+                    scope=result.scope,
+                    attempt=result.attempt,
+                    step=result.step,
+                    complete=result.complete,
+                    reason=result.reason,
+                    samples=metrics[f"{result.scope}/num_training_samples"],
+                    episode_raw_reward=metrics[f"{result.scope}/episode_raw_reward"],
+                    late_samples=result.late_samples or None,
+                )
+
+    # --- rebalances: callbacks, which never raise ----------------------------------------------------------------
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        try:
+            self._metrics.rebalances.labels("assigned").inc()
+            starts = self._take_over(consumer, partitions) if partitions else []
+            if self._settings.assignment == "cooperative":
+                consumer.incremental_assign(starts)
+            else:
+                consumer.assign(starts)
+            if starts and self._commits_fail_since is not None:
+                consumer.pause(starts)
+        except BaseException as error:
+            self._keep_failure(error)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        try:
+            self._metrics.rebalances.labels("revoked").inc()
+            leaving = [self._owned[one.partition] for one in partitions if one.partition in self._owned]
+            try:
+                # So that the next owner starts from here. Where it fails, it starts from the last commit: as exact.
+                if self._commits_fail_since is None and self._failure is None:
+                    self._commit([owned for owned in leaving if not owned.is_restoring])
+            finally:
+                self._drop(partitions, "revoked")
+        except BaseException as error:
+            self._keep_failure(error)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        try:
+            self._metrics.rebalances.labels("lost").inc()
+            self._drop(partitions, "lost")
+        except BaseException as error:
+            self._keep_failure(error)
+
+    def _drop(self, partitions: list[TopicPartition], how: str) -> None:
+        dropped = [one.partition for one in partitions if self._owned.pop(one.partition, None) is not None]
+        if dropped:
+            logs.info(f"partitions {how}", partitions=",".join(map(str, sorted(dropped))))
+
+    def _on_error(self, error: KafkaError) -> None:
+        try:
+            if error.code() == KafkaError._ALL_BROKERS_DOWN and not self._is_broker_away:
+                self._is_broker_away = True
+                logs.warning("no broker answers; waiting for one", error=error.str())
+            elif meaning(error) is Meaning.REFUSED:
+                self._keep_failure(refused(error, "talking to the broker"))
+        except BaseException as failure:
+            self._keep_failure(failure)
+
+    def _keep_failure(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is None:
+            return
+        if isinstance(failure, KafkaException):
+            error: KafkaError = failure.args[0]
+            if meaning(error) is Meaning.REFUSED:
+                raise refused(error, "taking partitions over")
+            raise RestartError(f"a rebalance failed: {error.str()}")
+        raise failure
+
+    # --- taking a partition over ---------------------------------------------------------------------------------
+
+    def _take_over(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Makes the partitions ours and returns where to read each of them from."""
+        self._consumer = consumer
+        if self._settings.assignment == "eager":
+            self._owned.clear()
+        committed = {one.partition: one for one in self._committed(consumer, partitions)}
+        has_history = any(one.offset >= 0 for one in committed.values()) or self._group_has_history(
+            consumer, partitions
+        )
+        starts = []
+        for partition in partitions:
+            owned = self._own(committed[partition.partition], has_history)
+            self._owned[owned.partition] = owned
+            starts.append(TopicPartition(owned.topic, owned.partition, owned.next_offset))
+        logs.info(
+            "partitions assigned",
+            partitions=",".join(f"{one.partition}@{one.offset}" for one in sorted(starts, key=lambda s: s.partition)),
+        )
+        return starts
+
+    def _own(self, committed: TopicPartition, has_history: bool) -> Owned:
+        settings, topic, partition = self._settings, committed.topic, committed.partition
+        low, high = self._watermarks(partition)
+        note: ReplayNote | None = None
+        start, is_cut = committed.offset, False
+        if committed.offset < 0:
+            # A partition that joins a group at work was added while it ran: all of it is new.
+            start = high if settings.start == "latest" and not has_history else low
+        else:
+            try:
+                note = decode_note(committed.metadata)
+            except NoteError as error:
+                if not settings.adopt_offsets:
+                    raise StateRefusedError(
+                        f"offset {committed.offset} of {topic}[{partition}] in group {settings.group_id!r}: {error}. "
+                        "Use another --group-id, or go on from there without the steps open at it with --adopt-offsets"
+                    ) from None
+                logs.warning("adopted an offset that isn't ours", topic=topic, partition=partition, why=str(error))
+            if note is not None:
+                start = note.replay_from
+            if start < low:
+                is_cut = True
+                logs.error(
+                    "retention removed what open steps were made from: they will be closed as data_lost",
+                    topic=topic,
+                    partition=partition,
+                    lost_from=start,
+                    lost_to=low - 1,
+                    committed=committed.offset,
+                    unread=max(0, low - committed.offset),
+                )
+                self._metrics.lost_records.inc(low - start)
+                start = low
+        return Owned(
+            self._fold_settings,
+            topic,
+            partition,
+            start=start,
+            committed=committed.offset if committed.offset >= 0 else -1,
+            note=note,
+            timers=Timers(settings.idle_timeout_seconds, settings.close_grace_seconds),
+            is_cut=is_cut,
+            accept_changed=settings.accept_changed_replay,
+            now=self._monotonic(),
+        )
+
+    def _committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Returns the committed offsets, waiting for a predecessor's open transaction to be resolved."""
+        return cast(list[TopicPartition], self._patiently(lambda: consumer.committed(partitions, timeout=CALL_SECONDS)))
+
+    def _group_has_history(self, consumer: Consumer, partitions: list[TopicPartition]) -> bool:
+        """Returns whether the group has committed an offset of any partition of the topic."""
+        if self._settings.start != "latest":
+            return True
+        metadata = self._patiently(lambda: consumer.list_topics(self._settings.input_topic, timeout=CALL_SECONDS))
+        everything = [
+            _at(self._settings.input_topic, one) for one in metadata.topics[self._settings.input_topic].partitions
+        ]
+        return any(one.offset >= 0 for one in self._committed(consumer, everything))
+
+    def _watermarks(self, partition: int) -> tuple[int, int]:
+        at = _at(self._settings.input_topic, partition)
+        return cast(
+            tuple[int, int],
+            self._patiently(lambda: self._consumer.get_watermark_offsets(at, timeout=CALL_SECONDS)),
+        )
+
+    def _patiently(self, call: Callable[[], Any]) -> Any:
+        """Returns the call's answer, asking again for a while."""
+        began, is_said = self._monotonic(), False
+        while True:
+            self._health.turn()
+            if self._is_stopping:
+                raise StoppingError
+            try:
+                return call()
+            except KafkaException as error:
+                if meaning(error.args[0]) is not Meaning.WAIT:
+                    raise
+                waited = self._monotonic() - began
+                if waited > COMMITTED_BUDGET_SECONDS:
+                    raise RestartError(f"the broker doesn't answer: {error.args[0].str()}") from None
+                if waited > 3 * CALL_SECONDS and not is_said:
+                    is_said = True
+                    logs.warning("waiting for the broker to say where to start", error=error.args[0].str())
+                self._pause(CALL_SECONDS / 10)
+
+    def _say_restored(self, owned: Owned) -> None:
+        seconds = self._monotonic() - owned.began_at
+        self._metrics.restores.inc()
+        self._metrics.restore_seconds.observe(seconds)
+        logs.info(
+            "partition restored",
+            partition=owned.partition,
+            replayed=owned.replayed,
+            windows=len(list(owned.fold.windows())),
+            samples=owned.fold.held_samples,
+            seconds=round(seconds, 3),
+        )
+
+
+def _at(topic: str, partition: int) -> TopicPartition:
+    return TopicPartition(topic, partition)
+
+
+def _close_quietly(consumer: Consumer) -> None:
+    try:
+        consumer.close()
+    except Exception as error:
+        logs.debug("closing the consumer", error=str(error))
+
+
+def _made_anew(topic: str, partition: int, wanted: int, high: int) -> str:
+    return (
+        f"{topic}[{partition}] ends at {high}, before offset {wanted} that was committed from it: the topic was made anew "
+        "or cut at its end. Use another --group-id to fold what is there now"
+    )

@@ -1,0 +1,198 @@
+"""The topics before the first record: there or made, of a kind that keeps the promises, and ours to read and write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # names that its stubs leave out
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from stream_metrics.config import Settings
+from stream_metrics.sidecar import logs
+from stream_metrics.sidecar.errors import KafkaRefusedError, Meaning, StoppingError, meaning, refused
+
+_CALL_SECONDS: Final = 1.0
+_DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
+
+
+class Topics:
+    """The three topics of a sidecar.
+
+    Args:
+        settings: Names of the topics, and whether to create them.
+        is_stopping: Tells whether a stop was asked for.
+        turn: Called while waiting, to show that the loop is alive.
+        pause: Sleeps for some seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        is_stopping: Callable[[], bool],
+        turn: Callable[[], None],
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._is_stopping = is_stopping
+        self._turn = turn
+        self._pause = pause
+        self._admin = AdminClient({**settings.client_config(), "log_level": 2})
+
+    def prepare(self) -> None:
+        """Returns when all three topics are there and usable.
+
+        Raises:
+            KafkaRefusedError: A topic can't be used or created.
+            StoppingError: A stop was asked for while waiting.
+        """
+        self._wait_for_topics()
+        self._check_rights()
+        self._check_input()
+        self._check_output()
+
+    def dead_letter_max_bytes(self) -> int:
+        """Returns the largest record that the dead-letter topic takes."""
+        limit = self._config_of(self._settings.dead_letter_topic).get("max.message.bytes")
+        return int(limit) if limit else _DEFAULT_MAX_MESSAGE_BYTES
+
+    def _wait_for_topics(self) -> None:
+        settings = self._settings
+        wanted = (settings.input_topic, settings.output_topic, settings.dead_letter_topic)
+        said = ""
+        while True:
+            state = self._missing(wanted)
+            if isinstance(state, list) and not state:
+                if said:
+                    logs.info("the topics are there", topics=",".join(wanted))
+                return
+            if isinstance(state, list):
+                if settings.create_topics:
+                    self._create(state)
+                    continue
+                message = f"waiting for missing topics: {', '.join(state)}; create them, or run with --create-topics"
+            else:
+                message = f"waiting for the broker at {settings.bootstrap_servers}: {state}"
+            if message != said:
+                logs.warning(message)
+                said = message
+            self._wait(_CALL_SECONDS)
+
+    def _missing(self, wanted: tuple[str, ...]) -> list[str] | str:
+        """Returns the missing topics, or what keeps the broker from saying."""
+        try:
+            there = self._admin.list_topics(timeout=_CALL_SECONDS).topics
+        except KafkaException as error:
+            if meaning(error.args[0]) is Meaning.REFUSED:
+                raise refused(error.args[0], "listing the topics") from None
+            return str(error.args[0].str())
+        return [topic for topic in wanted if topic not in there or there[topic].error is not None]
+
+    def _create(self, missing: list[str]) -> None:
+        settings = self._settings
+        kinds = {
+            settings.input_topic: (settings.input_partitions, {"cleanup.policy": "delete"}),
+            settings.output_topic: (1, {"cleanup.policy": "compact"}),
+            settings.dead_letter_topic: (1, {"cleanup.policy": "delete"}),
+        }
+        made = self._admin.create_topics(
+            [NewTopic(topic, num_partitions=kinds[topic][0], config=kinds[topic][1]) for topic in missing],
+            operation_timeout=30,
+            request_timeout=30,
+        )
+        for topic, future in made.items():
+            try:
+                future.result()
+                logs.info("created topic", topic=topic, partitions=kinds[topic][0], **kinds[topic][1])
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                if meaning(error.args[0]) is Meaning.REFUSED or code in (
+                    KafkaError.INVALID_REPLICATION_FACTOR,
+                    KafkaError.POLICY_VIOLATION,
+                    KafkaError.TOPIC_EXCEPTION,
+                ):
+                    raise KafkaRefusedError(f"can't create topic {topic!r}: {error.args[0].str()}") from None
+                logs.warning("can't create topic yet", topic=topic, error=error.args[0].str())
+        self._wait(_CALL_SECONDS / 4)
+
+    def _check_rights(self) -> None:
+        settings = self._settings
+        write = {AclOperation.WRITE}
+        needed = {
+            settings.input_topic: {AclOperation.READ, AclOperation.WRITE},
+            settings.output_topic: write,
+            settings.dead_letter_topic: write,
+        }
+        futures = self._admin.describe_topics(
+            TopicCollection(list(needed)), include_authorized_operations=True, request_timeout=10
+        )
+        for topic, future in futures.items():
+            try:
+                allowed = future.result().authorized_operations
+            except KafkaException as error:
+                logs.warning("can't read my rights on topic", topic=topic, error=error.args[0].str())
+                continue
+            if allowed is None:
+                continue
+            lacking = sorted(operation.name for operation in needed[topic] - set(allowed))
+            if lacking and AclOperation.ALL not in allowed:
+                why = " (timeout markers are written to it)" if topic == settings.input_topic else ""
+                raise KafkaRefusedError(f"no right to {' and '.join(lacking)} topic {topic!r}{why}")
+
+    def _check_input(self) -> None:
+        settings = self._settings
+        topic, config = settings.input_topic, self._config_of(settings.input_topic)
+        if "compact" in config.get("cleanup.policy", ""):
+            raise KafkaRefusedError(
+                f"input topic {topic!r} is compacted (cleanup.policy={config['cleanup.policy']}): compaction drops "
+                "samples, and the log is the state; use a topic with cleanup.policy=delete"
+            )
+        needed_ms = int(1000 * 2 * (settings.idle_timeout_seconds + settings.close_grace_seconds))
+        retention_ms = int(config.get("retention.ms") or -1)
+        if 0 <= retention_ms < needed_ms:
+            logs.warning(
+                "the input topic's retention can drop samples of open steps: they would come out incomplete, data_lost",
+                topic=topic,
+                retention_ms=retention_ms,
+                advised_ms=needed_ms,
+            )
+        if int(config.get("retention.bytes") or -1) >= 0:
+            logs.warning(
+                "the input topic is bounded in bytes: under load it can drop samples of open steps",
+                topic=topic,
+                retention_bytes=config["retention.bytes"],
+            )
+
+    def _check_output(self) -> None:
+        topic = self._settings.output_topic
+        policy = self._config_of(topic).get("cleanup.policy")
+        if policy is not None and "compact" not in policy:
+            logs.warning(
+                "the output topic is not compacted: results older than its retention are lost to readers",
+                topic=topic,
+                cleanup_policy=policy,
+            )
+
+    def _config_of(self, topic: str) -> dict[str, str]:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            entries: dict[str, Any] = self._admin.describe_configs([resource], request_timeout=10)[resource].result()
+        except KafkaException as error:
+            logs.warning("can't read the configuration of topic", topic=topic, error=error.args[0].str())
+            return {}
+        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+    def _wait(self, seconds: float) -> None:
+        self._turn()
+        if self._is_stopping():
+            raise StoppingError
+        self._pause(seconds)

@@ -1,0 +1,246 @@
+"""The transactional producer: results, dead letters, markers and offsets become visible together, or not at all.
+
+What to do on an error follows from what is known of the transaction:
+- retriable: the same call again, until it answers. Never an abort after a commit whose answer is unknown.
+- abortable: abort; the caller keeps what it wanted to write and tries again in a new transaction.
+- fatal: this producer is done. Its transaction's fate is in the committed offsets, so all begins anew from there.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from stream_metrics.sidecar import logs
+from stream_metrics.sidecar.errors import (
+    FencedError,
+    KafkaRefusedError,
+    Meaning,
+    RestartError,
+    StoppingError,
+    meaning,
+    refused,
+)
+
+ANY_PARTITION: Final = -1
+
+CALL_SECONDS: Final = 1.0
+"""How long a blocking call may hold up a signal: the client runs no Python handler while it waits."""
+
+INIT_BUDGET_SECONDS: Final = 600.0
+
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class OutRecord(msgspec.Struct, frozen=True):
+    """A record to write. Without a partition, `run_id` chooses it, so that a run's results stay in order."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
+    partition: int | None = None
+    run_id: str | None = None
+
+
+class TooLargeError(Exception):
+    """A record was larger than its topic takes; the transaction was aborted."""
+
+
+class AbortedError(Exception):
+    """The transaction was aborted; nothing of it is visible, and it can be tried again."""
+
+
+class Transactions:
+    """The producer of one replica.
+
+    Args:
+        config: Client settings common to all clients of the sidecar.
+        transactional_id: Identity that a replacement of this replica shares.
+        timeout_seconds: Age at which the broker aborts a transaction.
+        is_stopping: Tells whether a stop was asked for.
+        turn: Called while waiting, to show that the loop is alive.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        transactional_id: str,
+        timeout_seconds: float,
+        is_stopping: Callable[[], bool],
+        turn: Callable[[], None],
+    ) -> None:
+        self.transactional_id = transactional_id
+        self._timeout_seconds = timeout_seconds
+        self._is_stopping = is_stopping
+        self._turn = turn
+        self._begun_at = 0.0
+        self._too_large: list[str] = []
+        self._partitions: dict[str, int] = {}
+        self._producer = Producer(
+            {
+                "linger.ms": 0,
+                "compression.type": "lz4",
+                "message.max.bytes": 10_000_000,
+                "retry.backoff.ms": 20,
+                **config,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": int(timeout_seconds * 1000),
+            }
+        )
+
+    def init(self) -> None:
+        """Takes the identity over: ends what a predecessor left open, and fences it.
+
+        Raises:
+            KafkaRefusedError: Not allowed, or no answer within the budget.
+        """
+        began = time.monotonic()
+        is_said = False
+        while True:
+            try:
+                self._call(self._producer.init_transactions, CALL_SECONDS, tries=1)
+                return
+            except KafkaException as error:
+                kafka_error: KafkaError = error.args[0]
+                if time.monotonic() - began > INIT_BUDGET_SECONDS:
+                    raise KafkaRefusedError(
+                        f"no transactions for {self.transactional_id!r} within {INIT_BUDGET_SECONDS:.0f} s: "
+                        f"{kafka_error.str()}; is the broker up, and has its transaction topic enough replicas?"
+                    ) from None
+                if not is_said and time.monotonic() - began > 3 * CALL_SECONDS:
+                    logs.warning(
+                        "waiting for the transaction coordinator",
+                        transactional_id=self.transactional_id,
+                        error=kafka_error.str(),
+                    )
+                    is_said = True
+
+    def run(self, records: Sequence[OutRecord], offsets: list[TopicPartition], consumer: Consumer) -> None:
+        """Writes records and commits offsets in one transaction; returns when it is committed.
+
+        Raises:
+            AbortedError: Nothing is visible; try again later.
+            TooLargeError: As above, and a record must be made smaller first.
+            RestartError: The producer is done for; begin anew from the committed offsets.
+            FencedError: Another live replica has this identity.
+            KafkaRefusedError: A right is missing.
+            StoppingError: A stop was asked for and the broker doesn't answer.
+        """
+        producer = self._producer
+        self._begun_at = time.monotonic()
+        try:
+            self._call(producer.begin_transaction)
+            for record in records:
+                self._produce(record)
+            # Flushing first keeps the offsets' request from meeting a transaction that the broker is still beginning.
+            while producer.flush(CALL_SECONDS / 4):
+                self._wait()
+            if offsets:
+                self._call(
+                    producer.send_offsets_to_transaction, offsets, consumer.consumer_group_metadata(), CALL_SECONDS
+                )
+            self._call(producer.commit_transaction, CALL_SECONDS)
+        except KafkaException as error:
+            self._abort(error.args[0])
+
+    def partition_of(self, topic: str, run_id: str) -> int:
+        """Returns the partition that holds a run's results."""
+        count = self._partitions.get(topic)
+        if count is None:
+            metadata = self._call(self._producer.list_topics, topic, CALL_SECONDS)
+            count = self._partitions[topic] = max(1, len(metadata.topics[topic].partitions))
+        return zlib.crc32(run_id.encode()) % count
+
+    def serve(self) -> None:
+        """Lets the client run its callbacks, so that its events don't pile up."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Throws away what is queued; an open transaction is the broker's to abort, or the replacement's."""
+        self._producer.purge()
+
+    def _produce(self, record: OutRecord) -> None:
+        partition = record.partition
+        if partition is None and record.run_id is not None:
+            partition = self.partition_of(record.topic, record.run_id)
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    headers=cast(list[tuple[str, str | bytes | None]], record.headers or []),
+                    partition=ANY_PARTITION if partition is None else partition,
+                    on_delivery=self._on_delivery,
+                )
+                return
+            except BufferError:
+                self._producer.poll(CALL_SECONDS / 10)
+                self._wait()
+
+    def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
+        # Must not raise: the client would then report a committed transaction as failed.
+        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large.append(message.topic())
+
+    def _abort(self, error: KafkaError) -> None:
+        """Ends a failed transaction and raises what the caller has to do."""
+        if meaning(error) is Meaning.LOST or error.fatal():
+            self._raise_lost(error)
+        if meaning(error) is Meaning.FENCED:
+            raise FencedError(self._fenced_message()) from None
+        too_large, self._too_large = self._too_large, []
+        try:
+            self._call(self._producer.abort_transaction, CALL_SECONDS)
+        except KafkaException as aborting:
+            self._raise_lost(aborting.args[0])
+        if meaning(error) is Meaning.REFUSED:
+            raise refused(error, "committing a transaction") from None
+        if too_large or error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            raise TooLargeError(", ".join(sorted(set(too_large)))) from None
+        raise AbortedError(error.str()) from None
+
+    def _raise_lost(self, error: KafkaError) -> None:
+        """A fatal error within the transaction's time is another replica's doing; after it, the broker's."""
+        age = time.monotonic() - self._begun_at
+        is_fenced = error.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+        if is_fenced and age < self._timeout_seconds:
+            raise FencedError(self._fenced_message()) from None
+        raise RestartError(f"the producer is done for: {error.str()}") from None
+
+    def _fenced_message(self) -> str:
+        return (
+            f"another live replica runs as {self.transactional_id!r} and took over: "
+            "give each replica of the group its own --instance-id"
+        )
+
+    def _call(self, function: Callable[..., Any], *arguments: Any, tries: int | None = None) -> Any:
+        """Calls the client, the same call again while the error says so, and looks for a stop in between."""
+        while True:
+            try:
+                return function(*arguments)
+            except KafkaException as error:
+                kafka_error: KafkaError = error.args[0]
+                if not kafka_error.retriable():
+                    if meaning(kafka_error) is Meaning.REFUSED and not kafka_error.txn_requires_abort():
+                        raise refused(kafka_error, f"calling {function.__name__}") from None
+                    raise
+                if tries is not None:
+                    tries -= 1
+                    if tries <= 0:
+                        self._wait()
+                        raise
+                logs.debug("again", call=function.__name__, error=kafka_error.str())
+            self._wait()
+
+    def _wait(self) -> None:
+        self._turn()
+        if self._is_stopping():
+            raise StoppingError
