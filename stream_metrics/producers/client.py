@@ -59,7 +59,7 @@ class RolloutProducer:
 
     def __init__(
         self,
-        brokers: str,
+        bootstrap_servers: str,
         topic: str = DEFAULT_TOPIC,
         *,
         run_id: str = events.DEFAULT_RUN_ID,
@@ -82,7 +82,7 @@ class RolloutProducer:
         """Makes a producer, and starts to send what an earlier process of the run left in the spool.
 
         Args:
-            brokers: `host:port`, several with commas.
+            bootstrap_servers: `host:port`, several with commas.
             topic: The sidecar's input topic.
             run_id: The training job; one run stays on one partition.
             scope: Prefix of the metrics' keys where a call gives none.
@@ -127,7 +127,7 @@ class RolloutProducer:
         self._spool_directory = _spool_directory(spool_directory)
         self._max_spool_bytes = max_spool_bytes
         self._spool_after_seconds = spool_after_seconds
-        self._connect = connect or _connector(brokers, client_config or {})
+        self._connect = connect or _connector(bootstrap_servers, client_config or {})
         self._clock = clock
         self._is_closed = False
         self._said: set[str] = set()
@@ -517,9 +517,9 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _connector(brokers: str, overrides: Mapping[str, Any]) -> Connect:
+def _connector(bootstrap_servers: str, overrides: Mapping[str, Any]) -> Connect:
     config: dict[str, Any] = {
-        "bootstrap.servers": brokers,
+        "bootstrap.servers": bootstrap_servers,
         "client.id": "stream-metrics-producer",
         "enable.idempotence": True,
         "compression.type": "lz4",
