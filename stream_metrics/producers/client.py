@@ -130,6 +130,7 @@ class RolloutProducer:
         self._connect = connect or _connector(bootstrap_servers, client_config or {})
         self._clock = clock
         self._is_closed = False
+        self._is_child = False
         self._said: set[str] = set()
         self._set_up()
         try:
@@ -389,6 +390,10 @@ class RolloutProducer:
                 except RuntimeError:  # the interpreter is on its way out
                     return False
                 self._thread = thread
+                if self._is_child and (util := sys.modules.get("multiprocessing.util")) is not None:
+                    # A child of multiprocessing ends without running what atexit holds, and forgets on its way up what
+                    # was to be run instead; so it is said anew, once it is up.
+                    util.Finalize(self, _close_if_there, args=(weakref.ref(self),), exitpriority=10)
         return True
 
     def _run(self) -> None:
@@ -445,10 +450,7 @@ class RolloutProducer:
         self.producer = f"{self.producer.partition('@')[0]}@{os.getpid()}"
         self._said = set()
         self._set_up()
-        finalize = sys.modules.get("multiprocessing.util")
-        if finalize is not None:
-            # A child of multiprocessing ends without running what atexit holds.
-            finalize.Finalize(self, _close_if_there, args=(weakref.ref(self),), exitpriority=10)
+        self._is_child = True
 
 
 class StepEmitter:
