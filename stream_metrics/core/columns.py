@@ -1,9 +1,10 @@
 """The samples of one window as columns: one number a sample and property, so that a million samples stay small.
 
-A column is made when the first sample has its property; earlier samples get the column's "absent" value. Rewards are kept
-from both places they may come from, since the step's first sample, which decides the place, may be the last to arrive.
-In a reward column NaN stands for "none" and infinity for "not finite", whatever non-finite number it was.
-Rollouts and groups are numbered in the order in which they are first seen.
+- An optional column is made when the first sample has its property; earlier samples get the column's "absent" value.
+- Rewards are kept from both places they may come from, since the step's first sample, which decides the place, may be
+  the last to arrive. In a reward column NaN stands for "none" and infinity for "not finite", whatever number it was.
+- Rollouts and groups are numbered in the order in which they are first seen.
+- A column is extended by an array made before, never by a list: one with an odd item leaves a part of itself behind.
 """
 
 from __future__ import annotations
@@ -11,25 +12,35 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, Final
 
+from stream_metrics.core.named import ABSENT, NOT_FINITE, Named, number_of
 from stream_metrics.core.settings import FoldSettings
-from stream_metrics.events import Identifier, SampleFields
+from stream_metrics.events import MAX_INTEGER, Identifier, SampleFields
 
-ABSENT: Final = math.nan
-NOT_FINITE: Final = math.inf
+__all__ = ["ABSENT", "ABSENT_LENGTH", "NOT_FINITE", "NO_POSITION", "NO_VERSION", "Columns", "number_of"]
+
 NO_POSITION: Final = 2**63 - 1
+ABSENT_LENGTH: Final = -(2**63)
+NO_VERSION: Final = -1
 
+TRUNCATED: Final = 2
+ABORTED: Final = 3
+FAILED: Final = 4
+_OTHER_STATUS: Final = 5
+_STATUS_CODES: Final[dict[str | None, int]] = {
+    None: 0,
+    "completed": 1,
+    "truncated": TRUNCATED,
+    "aborted": ABORTED,
+    "failed": FAILED,
+}
 
-def reward_number(value: Any) -> float:
-    """Returns a decoded reward as a float: booleans as 1.0 and 0.0, `ABSENT` for no number, `NOT_FINITE` for a bad one."""
-    if isinstance(value, (float, int)):
-        try:
-            number = float(value)
-        except OverflowError:
-            return NOT_FINITE
-        return number if math.isfinite(number) else NOT_FINITE
-    return ABSENT
+_TOO_LONG: Final = -1
+"""What stands in a column for an integer past 64 bits: as invalid as any other negative length."""
+
+_MAX_VERSION_DIGITS: Final = 16
 
 
 class Columns:
@@ -39,10 +50,21 @@ class Columns:
         rollout: Per sample, the number of its rollout.
         reward: Per sample, `reward` or its component `reward_key`.
         raw_reward: Per sample, `metadata.raw_reward`; None while no sample has one.
-        position: Per sample, its place in its producer's list, `NO_POSITION` where it has none; None while none has.
+        position: Per sample, its place in its producer's list, cut to 64 bits, `NO_POSITION` where it has none; None
+            while none has, and where the rule `rollout_reward` doesn't ask for it.
+        length: Per sample, `effective_response_length` or else `response_length` as sent, `ABSENT_LENGTH` for none;
+            None while no sample has one.
+        status: Per sample, a code: 0 for none, `TRUNCATED`, `ABORTED`, `FAILED`, or another; None while none has one.
+        oldest_version: Per sample, the lowest number among its weight versions, `NO_VERSION` for none; None while no
+            sample has any version.
+        values: The numbers that samples carry by name; None while none does.
+        components: The numbers in reward objects by name; None while there is none.
+        sources: The samples by `data_source`; None while none has one.
         rollout_group: Per rollout, the number of its group.
         groups: From `group_index` to the group's number.
         num_raw_rewards: Samples that carry `metadata.raw_reward`, whatever it holds.
+        num_mixed_versions: Samples with more than one distinct weight version.
+        num_invalid_versions: Samples with a negative weight version or one past 2^53.
         first_has_raw_reward: Whether the step's first sample carries it.
     """
 
@@ -50,31 +72,51 @@ class Columns:
         "_by_index",
         "_by_rollout_id",
         "_first_position",
+        "_is_keeping_positions",
+        "_max_names",
         "_reward_key",
         "_sample_ids",
+        "components",
         "first_has_raw_reward",
         "groups",
+        "length",
+        "num_invalid_versions",
+        "num_mixed_versions",
         "num_raw_rewards",
+        "oldest_version",
         "position",
         "raw_reward",
         "reward",
         "rollout",
         "rollout_group",
+        "sources",
+        "status",
+        "values",
     )
 
     def __init__(self, settings: FoldSettings) -> None:
         self._reward_key = settings.reward_key
+        self._max_names = settings.max_names
+        self._is_keeping_positions = settings.rollout_reward in ("first", "last")
         self.rollout = array("i")
         self.reward = array("d")
         self.raw_reward: array[float] | None = None
         self.position: array[int] | None = None
+        self.length: array[int] | None = None
+        self.status: bytearray | None = None
+        self.oldest_version: array[int] | None = None
+        self.values: Named | None = None
+        self.components: Named | None = None
+        self.sources: Named | None = None
         self.rollout_group = array("i")
         self.groups: dict[Identifier | None, int] = {}
         self.num_raw_rewards = 0
+        self.num_mixed_versions = 0
+        self.num_invalid_versions = 0
         self.first_has_raw_reward = False
         self._first_position: int | None = None
         self._by_rollout_id: list[dict[Identifier, int]] = []
-        self._by_index: list[dict[int, int]] = []
+        self._by_index: dict[int, dict[int, int]] = {}
         self._sample_ids: set[Identifier] | None = None
 
     def __len__(self) -> int:
@@ -87,25 +129,36 @@ class Columns:
 
     def extend(self, samples: Sequence[SampleFields]) -> int:
         """Takes samples in log order, duplicates by `sample_id` left out, and returns how many it took."""
-        ids = [sample.sample_id for sample in samples]
-        if ids.count(None) != len(ids):
+        is_plain = _is_plain(samples)
+        if not is_plain:
             samples = self._without_duplicates(samples)
         if not samples:
             return 0
         before = len(self.rollout)
-        self._take_raw_rewards(samples, before)
-        self._take_positions(samples, before)
-        self._take_rewards(samples)
+        if is_plain:
+            self._pad(len(samples), before)
+            self._take_lengths([sample.response_length for sample in samples], before)
+        else:
+            self._take_raw_rewards(samples, before)
+            self._take_positions(samples, before)
+            self._take_effective_lengths(samples, before)
+            self._take_versions([sample.weight_versions for sample in samples], before)
+            self._take_sources([sample.data_source for sample in samples], before)
+            self._take_values([sample.values for sample in samples], before)
+        self._take_rewards(samples, before)
+        self._take_statuses([sample.status for sample in samples], before)
         self._take_rollouts(samples)
         return len(samples)
 
-    def _without_duplicates(self, samples: Sequence[SampleFields]) -> list[SampleFields]:
+    def _without_duplicates(self, samples: Sequence[SampleFields]) -> Sequence[SampleFields]:
+        ids = [sample.sample_id for sample in samples]
+        if _all_none(ids):
+            return samples
         seen = self._sample_ids
         if seen is None:
             seen = self._sample_ids = set()
         new = []
-        for sample in samples:
-            sample_id = sample.sample_id
+        for sample, sample_id in zip(samples, ids, strict=True):
             if sample_id is not None:
                 if sample_id in seen:
                     continue
@@ -113,84 +166,240 @@ class Columns:
             new.append(sample)
         return new
 
+    def _pad(self, count: int, before: int) -> None:
+        """Adds samples without optional properties to the columns that there are."""
+        if before == 0:
+            self.first_has_raw_reward = False
+        if self.raw_reward is not None:
+            self.raw_reward.extend(array("d", [ABSENT]) * count)
+        if self.position is not None:
+            self.position.extend(array("q", [NO_POSITION]) * count)
+        if self.oldest_version is not None:
+            self.oldest_version.extend(array("q", [NO_VERSION]) * count)
+
     def _take_rollouts(self, samples: Sequence[SampleFields]) -> None:
         groups, by_rollout_id, by_index = self.groups, self._by_rollout_id, self._by_index
         rollout_group = self.rollout_group
-        numbers = []
+        numbers: list[int] = []
         take = numbers.append
+        last: object = _NO_GROUP
+        group = 0
+        ids: dict[Identifier, int] = {}
         for sample in samples:
-            group = groups.get(sample.group_index)
-            if group is None:
-                group = groups[sample.group_index] = len(groups)
-                by_rollout_id.append({})
-                by_index.append({})
+            group_index = sample.group_index
+            if group_index != last:  # neighbours are often of one group
+                last = group_index
+                found = groups.get(group_index)
+                if found is None:
+                    found = groups[group_index] = len(by_rollout_id)
+                    by_rollout_id.append({})
+                group = found
+                ids = by_rollout_id[group]
             identity = sample.rollout_id
             if identity is not None:
-                number = by_rollout_id[group].get(identity)
+                number = ids.get(identity)
                 if number is None:
-                    number = by_rollout_id[group][identity] = len(rollout_group)
+                    number = ids[identity] = len(rollout_group)
                     rollout_group.append(group)
             elif sample.index is not None:
-                number = by_index[group].get(sample.index)
+                indices = by_index.get(group)
+                if indices is None:
+                    indices = by_index[group] = {}
+                number = indices.get(sample.index)
                 if number is None:
-                    number = by_index[group][sample.index] = len(rollout_group)
+                    number = indices[sample.index] = len(rollout_group)
                     rollout_group.append(group)
             else:  # its place in the log is its own: a rollout of one sample
                 number = len(rollout_group)
                 rollout_group.append(group)
             take(number)
-        self.rollout.extend(numbers)
+        self.rollout.extend(array("i", numbers))
 
-    def _take_rewards(self, samples: Sequence[SampleFields]) -> None:
+    def _take_rewards(self, samples: Sequence[SampleFields], before: int) -> None:
         rewards = [sample.reward for sample in samples]
-        try:
-            if math.isfinite(sum(rewards)):  # type: ignore[arg-type]
-                self.reward.extend(rewards)  # type: ignore[arg-type]
-                return
-        except TypeError:  # a None or an object among them
-            pass
+        made = _finite(rewards)
+        if made is not None:
+            self.reward.extend(made)
+            return
+        objects = [reward if isinstance(reward, dict) else None for reward in rewards]
+        if _all_none(objects):
+            self.reward.extend(array("d", map(number_of, rewards)))
+            return
         key = self._reward_key
-        self.reward.extend(
-            reward_number((reward.get(key) if key is not None else None) if isinstance(reward, dict) else reward)
-            for reward in rewards
-        )
+        chosen = [
+            reward if one is None else (one.get(key) if key is not None else None)
+            for reward, one in zip(rewards, objects, strict=True)
+        ]
+        self.reward.extend(array("d", map(number_of, chosen)))
+        if self.components is None:
+            self.components = Named(self._max_names)
+        self.components.take_numbers(objects, before)
 
     def _take_raw_rewards(self, samples: Sequence[SampleFields], before: int) -> None:
-        metadata = [sample.metadata for sample in samples]
-        if metadata.count(None) == len(metadata):
-            if self.raw_reward is not None:
-                self.raw_reward.extend([ABSENT] * len(samples))
-            return
-        raw_rewards = [None if one is None else one.raw_reward for one in metadata]
-        present = len(raw_rewards) - raw_rewards.count(None)
-        if self.raw_reward is None:
-            if not present:
-                return
-            self.raw_reward = array("d", [ABSENT]) * before
-        self.num_raw_rewards += present
-        self.raw_reward.extend(reward_number(raw_reward) for raw_reward in raw_rewards)
-
-    def _take_positions(self, samples: Sequence[SampleFields], before: int) -> None:
-        """Keeps positions, and finds out whether the first sample of the step is among these."""
-        positions = [sample.position for sample in samples]
         if before == 0:
             self.first_has_raw_reward = _has_raw_reward(samples[0])
-        if positions.count(None) == len(positions):
-            if self.position is not None:
-                self.position.extend([NO_POSITION] * len(samples))
+        metadata = [sample.metadata for sample in samples]
+        raw_rewards = [None if one is None else one.raw_reward for one in metadata]
+        absent = raw_rewards.count(None)
+        if self.raw_reward is None:
+            if absent == len(raw_rewards):
+                return
+            self.raw_reward = array("d", [ABSENT]) * before
+        self.num_raw_rewards += len(raw_rewards) - absent
+        made = _finite(raw_rewards)
+        self.raw_reward.extend(array("d", map(number_of, raw_rewards)) if made is None else made)
+
+    def _take_positions(self, samples: Sequence[SampleFields], before: int) -> None:
+        """Finds out whether the first sample of the step is among these, and keeps positions where they are needed."""
+        positions = [sample.position for sample in samples]
+        if not _all_none(positions):
+            lowest = min(position for position in positions if position is not None)
+            if self._first_position is None or lowest < self._first_position:
+                self._first_position = lowest
+                self.first_has_raw_reward = _has_raw_reward(samples[positions.index(lowest)])
+        elif self.position is None:
+            return
+        if not self._is_keeping_positions:
             return
         if self.position is None:
             self.position = array("q", [NO_POSITION]) * before
-        lowest = self._first_position
-        for sample, position in zip(samples, positions, strict=True):
-            if position is not None and (lowest is None or position < lowest):
-                lowest = position
-                self.first_has_raw_reward = _has_raw_reward(sample)
-        self._first_position = lowest
-        self.position.extend(
-            NO_POSITION if position is None else max(min(position, NO_POSITION - 1), 1 - NO_POSITION)
-            for position in positions
+        made = _integers(positions)
+        if made is None:
+            made = array("q", [NO_POSITION if position is None else _cut(position) for position in positions])
+        self.position.extend(made)
+
+    def _take_effective_lengths(self, samples: Sequence[SampleFields], before: int) -> None:
+        self._take_lengths(
+            [
+                sample.response_length if sample.effective_response_length is None else sample.effective_response_length
+                for sample in samples
+            ],
+            before,
         )
+
+    def _take_lengths(self, lengths: list[int | None], before: int) -> None:
+        if self.length is None:
+            if _all_none(lengths):
+                return
+            self.length = array("q", [ABSENT_LENGTH]) * before
+        made = _integers(lengths)
+        if made is None:
+            made = array(
+                "q",
+                [
+                    ABSENT_LENGTH if length is None else length if abs(length) <= MAX_INTEGER else _TOO_LONG
+                    for length in lengths
+                ],
+            )
+        self.length.extend(made)
+
+    def _take_statuses(self, statuses: list[str | None], before: int) -> None:
+        if self.status is None:
+            if _all_none(statuses):
+                return
+            self.status = bytearray(before)
+        self.status.extend(bytes(map(_STATUS_CODES.get, statuses, repeat(_OTHER_STATUS))))
+
+    def _take_versions(self, versions: list[list[Identifier] | None], before: int) -> None:
+        if self.oldest_version is None:
+            if not any(versions):
+                return
+            self.oldest_version = array("q", [NO_VERSION]) * before
+        made = _single_versions(versions)
+        if made is None:
+            made = array("q", map(self._oldest_version, versions))
+        self.oldest_version.extend(made)
+
+    def _oldest_version(self, versions: list[Identifier] | None) -> int:
+        """Returns the lowest of a sample's versions that are numbers, and counts what is odd about them."""
+        if not versions:
+            return NO_VERSION
+        if len(versions) > 1 and len(set(versions)) > 1:
+            self.num_mixed_versions += 1
+        oldest = NO_VERSION
+        is_valid = True
+        for version in versions:
+            if isinstance(version, str):
+                if not (version.isascii() and version.isdigit()):
+                    continue  # a name, not a number: two of them make a sample mixed, but none is older
+                version = version.lstrip("0") or "0"
+                number = int(version) if len(version) <= _MAX_VERSION_DIGITS else MAX_INTEGER + 1
+            else:
+                number = version
+            if not 0 <= number <= MAX_INTEGER:
+                is_valid = False
+            elif oldest == NO_VERSION or number < oldest:
+                oldest = number
+        self.num_invalid_versions += not is_valid
+        return oldest
+
+    def _take_sources(self, sources: list[str | None], before: int) -> None:
+        if not _all_none(sources):
+            if self.sources is None:
+                self.sources = Named(self._max_names)
+            self.sources.take_names(sources, before)
+
+    def _take_values(self, values: list[dict[str, Any] | None], before: int) -> None:
+        if not _all_none(values):
+            if self.values is None:
+                self.values = Named(self._max_names)
+            self.values.take_numbers(values, before)
+
+
+_NO_GROUP: Final = object()
+
+
+def _is_plain(samples: Sequence[SampleFields]) -> bool:
+    """Returns whether no sample has more than its identity, a reward, a length and a status, as most have."""
+    for sample in samples:  # `any` over a generator takes twice as long
+        if (
+            sample.sample_id is not None
+            or sample.metadata is not None
+            or sample.position is not None
+            or sample.effective_response_length is not None
+            or sample.weight_versions is not None
+            or sample.data_source is not None
+            or sample.values is not None
+        ):
+            return False
+    return True
+
+
+def _all_none(items: Sequence[object]) -> bool:
+    # None is found by identity, which is quick; comparing it with all of a list that has none is not.
+    return items[0] is None and items.count(None) == len(items)
+
+
+def _finite(numbers: Sequence[Any]) -> array[float] | None:
+    """Returns numbers and booleans as an array, or None where one is no number or their sum isn't finite."""
+    try:
+        made = array("d", numbers)
+        return made if math.isfinite(sum(numbers)) else None
+    except (TypeError, OverflowError):  # no number; an integer past a double
+        return None
+
+
+def _integers(numbers: Sequence[int | None]) -> array[int] | None:
+    """Returns integers as an array, or None where one is None or past 64 bits."""
+    try:
+        return array("q", numbers)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return None
+
+
+def _single_versions(versions: Sequence[list[Identifier] | None]) -> array[int] | None:
+    """Returns the versions as an array where each sample has one, a number."""
+    try:
+        if sum(map(len, versions)) != len(versions):  # type: ignore[arg-type]
+            return None
+        made: array[int] = array("q", [one[0] for one in versions])  # type: ignore[index, misc]
+    except (TypeError, IndexError, OverflowError):
+        return None
+    return made if min(made) >= 0 and max(made) <= MAX_INTEGER else None
+
+
+def _cut(position: int) -> int:
+    return max(min(position, NO_POSITION - 1), 1 - NO_POSITION)
 
 
 def _has_raw_reward(sample: SampleFields) -> bool:

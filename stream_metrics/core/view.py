@@ -1,0 +1,238 @@
+"""A window's columns as numpy arrays, and what several metrics need of them, each worked out once."""
+
+from __future__ import annotations
+
+from array import array
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_metrics.core.columns import ABSENT_LENGTH
+from stream_metrics.core.exact import Bools, Floats, Ints, equal_values, exact_means, exact_stds, exact_sums
+from stream_metrics.core.named import fold_counts
+from stream_metrics.core.settings import FoldSettings, RolloutReward
+from stream_metrics.core.window import Window
+from stream_metrics.events import MAX_INTEGER
+
+_NO_GROUP: Final = -1
+
+
+def ints(column: array[int]) -> Ints:
+    """Returns a copy: a column that numpy looks into can't grow."""
+    return np.array(column, dtype=np.int64)
+
+
+def rollout_rewards(rewards: Floats, rollout: Ints, position: Ints | None, num: int, rule: RolloutReward) -> Floats:
+    """Returns one reward a rollout, NaN where it has no sample here, infinite where a sum is past a double.
+
+    Shapes: (n,), (n,), (n,) -> (num,). Samples are in log order; `position` goes before it in `first` and `last`.
+    """
+    if rule == "mean":
+        return exact_means(rewards, rollout, num)
+    made = np.full(num, np.nan)
+    counts = np.bincount(rollout, minlength=num)
+    has_some = counts > 0
+    if rule == "sum":
+        made[has_some] = exact_sums(rewards, rollout, num)[has_some]
+    elif rule == "max":
+        made[has_some] = -np.inf
+        np.maximum.at(made, rollout, rewards)
+    else:
+        order = np.argsort(rollout, kind="stable") if position is None else np.lexsort((position, rollout))
+        ends = np.cumsum(counts)[has_some]
+        made[has_some] = rewards[order][ends - counts[has_some] if rule == "first" else ends - 1]
+    return made + 0.0  # no negative zero
+
+
+class StepView:
+    """What metrics are functions of.
+
+    Attributes:
+        num_samples: Samples in the window.
+        num_rollouts: Distinct rollout keys.
+        rollout: (samples,) the number of each sample's rollout.
+        rewards: (samples,) the chosen reward; NaN where it is missing, inf where it isn't finite.
+        rollout_group: (rollouts,) the number of each rollout's group.
+    """
+
+    def __init__(self, window: Window, settings: FoldSettings) -> None:
+        columns = window.columns
+        self.window = window
+        self.columns = columns
+        self.settings = settings
+        self.num_samples = len(columns)
+        self.num_rollouts = len(columns.rollout_group)
+        self.rollout: Ints = ints(columns.rollout)
+        self.rollout_group: Ints = ints(columns.rollout_group)
+        chosen = columns.raw_reward if columns.first_has_raw_reward else columns.reward
+        assert chosen is not None
+        self.rewards: Floats = np.array(chosen, dtype=np.float64)
+
+    # --- rewards -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def usable(self) -> Ints:
+        """(usable samples,) the samples with a finite reward."""
+        return np.flatnonzero(np.isfinite(self.rewards))
+
+    @cached_property
+    def usable_rewards(self) -> Floats:
+        """(usable samples,) their rewards."""
+        return self.rewards[self.usable]
+
+    @cached_property
+    def position(self) -> Ints | None:
+        """(samples,) their places in their producers' lists; None where the rule for rollouts asks for none."""
+        return None if self.columns.position is None else ints(self.columns.position)
+
+    @cached_property
+    def rollout_rewards(self) -> Floats:
+        """(rollouts,) one reward a rollout by the rule `rollout_reward`; NaN where it has no usable one."""
+        return self.rewards_of(self.usable, self.rollout[self.usable], self.num_rollouts)
+
+    def rewards_of(self, samples: Ints, rollout: Ints, num_rollouts: int) -> Floats:
+        """Returns one reward a rollout, of the given usable samples only, under the given numbers of their rollouts."""
+        position = None if self.position is None else self.position[samples]
+        return rollout_rewards(self.rewards[samples], rollout, position, num_rollouts, self.settings.rollout_reward)
+
+    @cached_property
+    def is_scored(self) -> Bools:
+        """(rollouts,) whether the rollout has a usable reward."""
+        return np.isfinite(self.rollout_rewards)
+
+    @cached_property
+    def scores(self) -> Floats:
+        """(scored rollouts,) their rewards."""
+        return self.rollout_rewards[self.is_scored]
+
+    @cached_property
+    def score_percentiles(self) -> tuple[float, float, float]:
+        """The 10th, 50th and 90th percentile of `scores`, of which there is at least one."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            p10, median, p90 = np.percentile(self.scores, (10, 50, 90)).tolist()
+        return p10, median, p90
+
+    @cached_property
+    def samples_per_rollout(self) -> Ints:
+        """(rollouts,) their samples."""
+        return np.bincount(self.rollout, minlength=self.num_rollouts)
+
+    # --- groups: those with a `group_index` ----------------------------------------------------------------------
+
+    @cached_property
+    def num_all_groups(self) -> int:
+        """Distinct `group_index` values, null among them."""
+        return len(self.columns.groups)
+
+    @cached_property
+    def null_group(self) -> int:
+        """The number of the group of the samples without one."""
+        return self.columns.groups.get(None, _NO_GROUP)
+
+    @cached_property
+    def num_groups(self) -> int:
+        """Distinct `group_index` values that aren't null."""
+        return self.num_all_groups - (self.null_group != _NO_GROUP)
+
+    @cached_property
+    def grouped(self) -> Ints:
+        """(grouped scored rollouts,) the rollouts with a usable reward and a group."""
+        return np.flatnonzero(self.is_scored & (self.rollout_group != self.null_group))
+
+    @cached_property
+    def group_sizes(self) -> Ints:
+        """(groups,) scored rollouts; 0 for the null group."""
+        return np.bincount(self.rollout_group[self.grouped], minlength=self.num_all_groups)
+
+    @cached_property
+    def group_passes(self) -> Ints:
+        """(groups,) scored rollouts that pass; 0 for the null group."""
+        passing = self.grouped[self.rollout_rewards[self.grouped] >= self.settings.pass_threshold]
+        return np.bincount(self.rollout_group[passing], minlength=self.num_all_groups)
+
+    @cached_property
+    def group_stds(self) -> Floats:
+        """(groups,) population standard deviation of the rollouts' rewards; NaN where none is scored."""
+        return exact_stds(self.rollout_rewards[self.grouped], self.rollout_group[self.grouped], self.num_all_groups)
+
+    @cached_property
+    def is_level(self) -> Bools:
+        """(groups,) whether all scored rollouts of the group, one at least, have the same reward."""
+        group = self.rollout_group[self.grouped]
+        return equal_values(self.rollout_rewards[self.grouped], group, self.num_all_groups)[1]
+
+    @cached_property
+    def flat_groups(self) -> Floats:
+        """(groups,) the reward of all usable samples of the group, NaN where they aren't equal or there are none."""
+        group = self.rollout_group[self.rollout[self.usable]]
+        is_grouped = group != self.null_group
+        some, is_equal = equal_values(self.usable_rewards[is_grouped], group[is_grouped], self.num_all_groups)
+        return np.where(is_equal, some, np.nan)
+
+    @cached_property
+    def flat_counts(self) -> dict[float, int]:
+        """From a reward rounded to one decimal to the number of groups whose usable samples all have it."""
+        rewards, counts = np.unique(self.flat_groups[~np.isnan(self.flat_groups)], return_counts=True)
+        made: dict[float, int] = {}
+        for reward, count in zip(rewards.tolist(), counts.tolist(), strict=True):
+            rounded = round(reward, 1) + 0.0
+            made[rounded] = made.get(rounded, 0) + count
+        return made
+
+    # --- lengths, endings, staleness -----------------------------------------------------------------------------
+
+    @cached_property
+    def length_column(self) -> Ints:
+        """(samples,) lengths as sent; (0,) where no sample has one."""
+        column = self.columns.length
+        return np.zeros(0, dtype=np.int64) if column is None else ints(column)
+
+    @cached_property
+    def measured(self) -> Ints:
+        """(measured samples,) the samples with a length from 0 to 2^53 - 1."""
+        return np.flatnonzero((self.length_column >= 0) & (self.length_column <= MAX_INTEGER))
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """(measured samples,) their lengths."""
+        return self.length_column[self.measured]
+
+    @cached_property
+    def num_invalid_lengths(self) -> int:
+        return int(np.count_nonzero(self.length_column != ABSENT_LENGTH)) - len(self.measured)
+
+    @cached_property
+    def rollout_lengths(self) -> Ints:
+        """(measured rollouts,) the sum of the lengths of their samples; Python's integers where 64 bits are too few."""
+        rollout = self.rollout[self.measured]
+        is_measured = np.bincount(rollout, minlength=self.num_rollouts) > 0
+        if len(self.lengths) and int(self.lengths.max()) * len(self.lengths) > MAX_INTEGER:
+            sums = np.zeros(self.num_rollouts, dtype=object)
+            np.add.at(sums, rollout, self.lengths.astype(object))
+            return sums[is_measured]
+        sums_of_floats = np.bincount(rollout, weights=self.lengths, minlength=self.num_rollouts)  # exact below 2^53
+        return sums_of_floats[is_measured].astype(np.int64)
+
+    @cached_property
+    def statuses(self) -> npt.NDArray[np.uint8]:
+        """(samples,) status codes; (0,) where no sample has one."""
+        column = self.columns.status
+        return np.zeros(0, dtype=np.uint8) if column is None else np.array(column, dtype=np.uint8)
+
+    @cached_property
+    def oldest_versions(self) -> Ints:
+        """(samples with one,) the lowest of their weight versions."""
+        column = self.columns.oldest_version
+        if column is None:
+            return np.zeros(0, dtype=np.int64)
+        versions = ints(column)
+        return versions[versions >= 0]
+
+    # --- names ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def dropped(self) -> tuple[dict[str, int], int]:
+        """What close markers say was dropped, by reason, and how many reasons found no place of their own."""
+        return fold_counts(self.window.dropped, self.settings.max_names)
