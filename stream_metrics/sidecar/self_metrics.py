@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 _DEAD_LETTERS: Final = "dead_letters_"
 _LATENCIES: Final = (0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -15,6 +22,7 @@ class SelfMetrics:
     """The sidecar's own metrics, in a registry of their own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second series for each counter, that nobody reads
         self.registry = CollectorRegistry(auto_describe=True)
 
         def counter(name: str, help_text: str, *labels: str) -> Counter:
