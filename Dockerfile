@@ -3,7 +3,7 @@ ARG PYTHON_IMAGE=python:3.12-slim
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-COPY pyproject.toml LICENSE ./
+COPY pyproject.toml README.md* LICENSE ./
 COPY stream_metrics stream_metrics
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
  && python -m venv /opt/stream-metrics \
