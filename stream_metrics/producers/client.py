@@ -30,7 +30,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from stream_metrics import events
 from stream_metrics.producers.courier import Connect, Courier, KafkaClient
 from stream_metrics.producers.encoding import UnencodableSampleError, encode_fields, sample_fields, step_number
-from stream_metrics.producers.outbox import Counts, Outbox, Piece, Window
+from stream_metrics.producers.outbox import Counts, Outbox, Window
 from stream_metrics.producers.spool import Spool
 
 DEFAULT_TOPIC: Final = "rollout-samples"
@@ -138,7 +138,8 @@ class RolloutProducer:
         except KafkaException as error:
             raise ValueError(f"librdkafka refuses the settings: {error}") from None
         _producers.add(self)
-        if self._spool is not None and not self._spool.is_empty:
+        if self._spool is not None and self._spool.adopt():
+            _log.info("%d bytes of events that an earlier process left are sent first", self._spool.backlog_bytes)
             self._start()
 
     @property
@@ -272,7 +273,7 @@ class RolloutProducer:
     def _emit(self, samples: Iterable[Any], step: int | None, scope: str | None, *, is_whole_step: bool) -> int:
         size = 0
         try:
-            listed = samples if isinstance(samples, list | tuple) else list(samples)
+            listed = samples if isinstance(samples, Sequence) else list(samples)
             size = len(listed)
             if self._is_closed:
                 return self._refuse(None, size, "emit", "the producer is closed", "closed")
@@ -293,7 +294,7 @@ class RolloutProducer:
     def _take(self, samples: Sequence[Any], step: int, scope: str, is_whole_step: bool) -> int:
         outbox = self._outbox
         window, first, fresh_from = outbox.reserve(scope, step, len(samples), is_repeat_if_closed=is_whole_step)
-        pieces = []
+        payloads = []
         fresh = 0
         refused: UnencodableSampleError | None = None
         for place, sample in enumerate(samples, first):
@@ -314,23 +315,23 @@ class RolloutProducer:
                 fresh += place >= fresh_from
                 continue
             fresh += place >= fresh_from if own_id is None else not outbox.is_known_id(window, own_id)
-            pieces.append(Piece(window, payload))
-        bad = len(samples) - len(pieces)
+            payloads.append(payload)
+        bad = len(samples) - len(payloads)
         if refused is not None and self._raise_errors:
             outbox.give_back(window, first, len(samples))
             raise EmitError(f"{bad} samples of step {step} (scope {scope!r}) can't be encoded: {refused}") from None
         outbox.expect(window, len(samples), fresh)
         if refused is not None:
             self._refuse(window, bad, refused.field, f"{refused.why} (step {step}, scope {scope!r})")
-        if not pieces:
+        if not payloads:
             return 0
         if not self._start():
-            self._refuse(window, len(pieces), "emit", "the sending thread can't start", "unsent")
+            self._refuse(window, len(payloads), "emit", "the sending thread can't start", "unsent")
             return 0
-        taken = outbox.put(pieces, self._budget_seconds)
-        if taken < len(pieces):
+        taken = outbox.put(window, payloads, self._budget_seconds)
+        if taken < len(payloads):
             why = f"no room in the queue within {self._budget_seconds} s (step {step}, scope {scope!r})"
-            self._refuse(window, len(pieces) - taken, "queue", why, "queue_full")
+            self._refuse(window, len(payloads) - taken, "queue", why, "queue_full")
         return taken
 
     def _refuse(self, window: Window | None, samples: int, field: str, why: str, reason: str = "unencodable") -> int:

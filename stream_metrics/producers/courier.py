@@ -27,15 +27,11 @@ from typing import Any, Final, Protocol
 from confluent_kafka import KafkaError, KafkaException
 
 from stream_metrics import events
-from stream_metrics.producers.outbox import Marker, Outbox, Piece
+from stream_metrics.producers.outbox import Batch, Marker, Outbox
 from stream_metrics.producers.spool import Segment, Spool, read_lines
 
 WindowId = tuple[str, str, int, int]
 """run_id, scope, attempt, step."""
-
-MAX_RECORD_SAMPLES: Final = 512
-MAX_RECORD_BYTES: Final = 400_000
-"""Bounds of one `samples` event: well below the broker's usual limit of 1 MB a record."""
 
 MAX_IN_FLIGHT_BYTES: Final = 8 * 2**20
 
@@ -103,7 +99,7 @@ class Courier:
         spool_after_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over files of former processes; sends nothing yet.
+        """Makes one that sends nothing yet.
 
         Args:
             outbox: Where the trainer's threads put events.
@@ -148,8 +144,6 @@ class Courier:
         self._said: set[str] = set()
         self._is_down = False
         self._is_broken = False
-        if spool is not None and spool.adopt():
-            _log.info("%d bytes of events left by an earlier process are sent first", spool.backlog_bytes)
 
     @property
     def is_idle(self) -> bool:
@@ -250,7 +244,7 @@ class Courier:
         bisect.insort(self._again, parcel, key=lambda other: other.order)
 
     def _from_outbox(self) -> _Parcel | None:
-        taken = self._outbox.take(max_samples=MAX_RECORD_SAMPLES, max_bytes=MAX_RECORD_BYTES)
+        taken = self._outbox.take()
         if taken is None:
             return None
         if isinstance(taken, Marker):
@@ -258,17 +252,17 @@ class Courier:
             return _Parcel(next(self._order), window, b"", 0, close=taken.event)
         return self._pack(taken)
 
-    def _pack(self, pieces: list[Piece]) -> _Parcel:
-        window = (self._run_id, pieces[0].window.scope, self._attempt, pieces[0].window.step)
+    def _pack(self, batch: Batch) -> _Parcel:
+        window = (self._run_id, batch.window.scope, self._attempt, batch.window.step)
         if self._envelopes is None or self._envelopes[0] != window:
             self._envelopes = (window, _envelope(window))
         head = self._envelopes[1]
-        if len(pieces) == 1:
-            fields = pieces[0].payload[1:]
+        if len(batch.payloads) == 1:
+            fields = batch.payloads[0][1:]
             value = b'{"type":"sample",' + head + (b"," if fields != b"}" else b"") + fields
         else:
-            value = b'{"type":"samples",' + head + b',"samples":[' + b",".join(p.payload for p in pieces) + b"]}"
-        return _Parcel(next(self._order), window, value, len(pieces))
+            value = b'{"type":"samples",' + head + b',"samples":[' + b",".join(batch.payloads) + b"]}"
+        return _Parcel(next(self._order), window, value, len(batch.payloads))
 
     def _from_spool(self, spool: Spool) -> _Parcel | None:
         if self._segment is None:

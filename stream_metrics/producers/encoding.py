@@ -160,6 +160,8 @@ def integer(value: Any, field: str) -> int:
     Raises:
         UnencodableSampleError: It is none.
     """
+    if type(value) is int and 0 <= value < _INT64:
+        return value
     whole = None if isinstance(value, bool) else _whole(value)
     if whole is None or not -_INT64 <= whole < _INT64:
         raise UnencodableSampleError(field, f"{type(value).__name__} instead of a 64-bit int")
@@ -206,6 +208,8 @@ def _whole(value: Any) -> int | None:
 
 
 def _count(value: Any) -> int | None:
+    if type(value) is int and 0 <= value < _INT64:
+        return value
     whole = None if value is None or isinstance(value, bool) else _whole(value)
     return whole if whole is not None and -_INT64 <= whole < _INT64 else None
 
@@ -244,6 +248,8 @@ def _metadata(metadata: Any, keys: Iterable[str]) -> dict[str, Any]:
 def _versions(versions: Any) -> list[int | str]:
     if isinstance(versions, str | int):
         versions = [versions]
+    if type(versions) is list and all(type(version) is str for version in versions):
+        return list(versions)
     try:
         return [identifier(version, "weight_versions") for version in versions]
     except (TypeError, UnencodableSampleError):
@@ -252,7 +258,7 @@ def _versions(versions: Any) -> list[int | str]:
 
 def _has_nonfinite(fields: Mapping[str, Any]) -> bool:
     reward = fields.get("reward")
-    if reward is not None and not _is_finite(reward):
+    if reward is not None and not (math.isfinite(reward) if type(reward) is float else _is_finite(reward)):
         return True
     metadata = fields.get("metadata")
     # What was asked for is of any form, so only Python's json knows whether it holds a NaN; `raw_reward` alone is

@@ -23,11 +23,15 @@ from stream_metrics import events
 MAX_WINDOWS: Final = 4096
 """Steps whose counts are kept; past it the one unused for longest is forgotten."""
 
-PIECE_BYTES: Final = 150
+MAX_RECORD_SAMPLES: Final = 512
+MAX_RECORD_BYTES: Final = 400_000
+"""Bounds of one `samples` event: well below the broker's usual limit of 1 MB a record."""
+
+OVERHEAD_BYTES: Final = 50
 """What a queued sample takes in memory beside its payload."""
 
 MAX_TRACKED_IDS: Final = 1_000_000
-"""Samples of one step whose own `sample_id`s are remembered, to tell a repeat from a new one; past it none are."""
+"""Samples of open steps whose own `sample_id`s are remembered, to tell a repeat from a new one; past it none are."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,11 +55,13 @@ class Window:
     is_closed: bool = False
 
 
-class Piece(NamedTuple):
-    """One sample's fields, encoded; the envelope is put around it when it is sent."""
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Encoded samples of one window, enough for one record; the envelope is put around them when they are sent."""
 
     window: Window
-    payload: bytes
+    payloads: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
 
 
 class Marker(NamedTuple):
@@ -96,8 +102,9 @@ class Outbox:
         self._clock = clock
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._queue: deque[Piece | Marker] = deque()
+        self._queue: deque[Batch | Marker] = deque()
         self._pending_markers = 0
+        self._tracked_ids = 0
         self._waiting = 0
         self._windows: OrderedDict[tuple[str, int], Window] = OrderedDict()
         self._lock = threading.Lock()
@@ -150,8 +157,9 @@ class Outbox:
         with self._lock:
             if sample_id in window.own_ids:
                 return True
-            if len(window.own_ids) < MAX_TRACKED_IDS:
+            if self._tracked_ids < MAX_TRACKED_IDS:
                 window.own_ids.add(sample_id)
+                self._tracked_ids += 1
             return False
 
     def drop(self, window: Window | None, reason: str, samples: int) -> None:
@@ -161,38 +169,34 @@ class Outbox:
             if window is not None:
                 window.dropped[reason] += samples
 
-    def put(self, pieces: Sequence[Piece], wait_seconds: float) -> int:
-        """Returns how many of the pieces, from the first, found room within the time; never waits longer for the
-        queue.
-        """
+    def put(self, window: Window, payloads: Sequence[bytes], wait_seconds: float) -> int:
+        """Returns how many of the payloads, from the first, found room within the time."""
         deadline = None
         done = 0
         with self._lock:
-            while done < len(pieces):
-                while done < len(pieces) and self._bytes < self._max_bytes:
-                    self._queue.append(pieces[done])
-                    self._bytes += len(pieces[done].payload) + PIECE_BYTES
-                    self.counts.pending += 1
+            while True:
+                before = done
+                while done < len(payloads) and self._bytes < self._max_bytes:
+                    self._append(window, payloads[done])
                     done += 1
+                self.counts.pending += done - before
                 self._wake()
-                if done == len(pieces):
-                    break
                 now = self._clock()
                 deadline = now + wait_seconds if deadline is None else deadline
-                if now >= deadline:
-                    break
+                if done == len(payloads) or now >= deadline:
+                    return done
                 self._waiting += 1
                 try:
                     self._room.wait(deadline - now)
                 finally:
                     self._waiting -= 1
-        return done
 
     def put_marker(self, window: Window, make: Callable[[Window], events.StepClose]) -> None:
         """Queues the close marker that `make` returns for the window as it is now."""
         with self._lock:
             window.is_closed = True
             self._queue.append(Marker(window, make(window)))
+            self._forget_ids(window)
             self._pending_markers += 1
             self._wake()
 
@@ -201,29 +205,17 @@ class Outbox:
         with self._lock:
             return self._window(scope, step)
 
-    def take(self, *, max_samples: int, max_bytes: int) -> Marker | list[Piece] | None:
-        """Returns the next marker, or the next pieces of one window up to the bounds (at least one), or None."""
+    def take(self) -> Batch | Marker | None:
+        """Returns what was put first of all that is still here."""
         with self._lock:
             if not self._queue:
                 return None
             first = self._queue.popleft()
-            if isinstance(first, Marker):
-                return first
-            taken = [first]
-            size = len(first.payload)
-            while self._queue and len(taken) < max_samples:
-                following = self._queue[0]
-                if not isinstance(following, Piece) or following.window is not first.window:
-                    break
-                if size + len(following.payload) > max_bytes:
-                    break
-                self._queue.popleft()
-                taken.append(following)
-                size += len(following.payload)
-            self._bytes -= size + PIECE_BYTES * len(taken)
-            if self._waiting and self._bytes < self._max_bytes:
-                self._room.notify_all()
-            return taken
+            if isinstance(first, Batch):
+                self._bytes -= first.size_bytes
+                if self._waiting and self._bytes < self._max_bytes:
+                    self._room.notify_all()
+            return first
 
     def settle(
         self, *, acknowledged: int = 0, closes: int = 0, spooled: int = 0, from_memory: int = 0, markers: int = 0
@@ -276,6 +268,21 @@ class Outbox:
                 counts.pending,
             )
 
+    def _append(self, window: Window, payload: bytes) -> None:
+        size = len(payload) + OVERHEAD_BYTES
+        last = self._queue[-1] if self._queue else None
+        if (
+            not isinstance(last, Batch)
+            or last.window is not window
+            or len(last.payloads) >= MAX_RECORD_SAMPLES
+            or last.size_bytes + size > MAX_RECORD_BYTES
+        ):
+            last = Batch(window)
+            self._queue.append(last)
+        last.payloads.append(payload)
+        last.size_bytes += size
+        self._bytes += size
+
     def _wake(self) -> None:
         self._is_awake = True
         self._work.notify_all()
@@ -286,7 +293,11 @@ class Outbox:
         if window is None:
             window = self._windows[key] = Window(scope, step)
             if len(self._windows) > MAX_WINDOWS:
-                self._windows.popitem(last=False)
+                self._forget_ids(self._windows.popitem(last=False)[1])
         else:
             self._windows.move_to_end(key)
         return window
+
+    def _forget_ids(self, window: Window) -> None:
+        self._tracked_ids -= len(window.own_ids)
+        window.own_ids = set()

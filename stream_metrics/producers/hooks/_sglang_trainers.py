@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from stream_metrics.producers.client import RolloutProducer
 from stream_metrics.producers.environment import PREFIX, shared
@@ -37,7 +37,7 @@ def publish_rollout(rollout_id: Any, args: Any, samples: Any, producer: RolloutP
         if getattr(args, "reward_key", None) and "reward_key" not in _said:
             _said.add("reward_key")
             _log.info("rewards are objects here: start the sidecar with --reward-key %s", args.reward_key)
-        producer.emit_step(_fields(flat), step=rollout_id)
+        producer.emit_step(_Fields(flat), step=rollout_id)
         producer.close_step(rollout_id)
     except Exception:
         _say("rollout", "a step's samples could not be sent; training goes on")
@@ -88,13 +88,36 @@ def _flat(samples: Any) -> list[Any]:
     return flat
 
 
-def _fields(samples: Sequence[Any]) -> list[dict[str, Any] | Any]:
-    tokens = sum(_length(sample) for sample in samples if getattr(sample, "loss_mask", None) is not None)
-    has_lengths = tokens <= MAX_SUMMED_TOKENS
-    if not has_lengths and "lengths" not in _said:
-        _said.add("lengths")
-        _log.warning("a step has %d tokens: response lengths go without their loss masks, to save the time", tokens)
-    return [_sample(sample, has_lengths) for sample in samples]
+class _Fields(Sequence[dict[str, Any]]):
+    """The samples' fields, each made when it is asked for: twenty thousand at once would keep the garbage collector
+    busy.
+    """
+
+    def __init__(self, samples: Sequence[Any], rewards: Sequence[Any] | None = None) -> None:
+        tokens = sum(_length(sample) for sample in samples if getattr(sample, "loss_mask", None) is not None)
+        self._samples = samples
+        self._rewards = rewards
+        self._has_lengths = tokens <= MAX_SUMMED_TOKENS
+        if not self._has_lengths and "lengths" not in _said:
+            _said.add("lengths")
+            _log.warning("a step has %d tokens: response lengths go without their loss masks, to save the time", tokens)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[dict[str, Any]]: ...
+
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        made = _sample(self._samples[place], self._has_lengths)
+        if self._rewards is not None:
+            made["reward"] = self._rewards[place]
+        return made
 
 
 def _length(sample: Any) -> int:
@@ -141,17 +164,14 @@ def _values(sample: Any) -> dict[str, Any]:
     return made
 
 
-def _evaluated(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _evaluated(result: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     rewards = list(result.get("rewards") or ())
     samples = result.get("samples")
     truncated = list(result.get("truncated") or ())
     if samples is not None:
-        made = _fields(_flat(samples))
-        if len(made) == len(rewards):
-            # The trainer picked these already, with a key that an evaluation may have of its own.
-            for fields, reward in zip(made, rewards, strict=True):
-                fields["reward"] = reward
-        return made
+        flat = _flat(samples)
+        # The trainer picked the rewards already, with a key that an evaluation may have of its own.
+        return _Fields(flat, rewards if len(rewards) == len(flat) else None)
     statuses = ["truncated" if flag else "completed" for flag in truncated] if len(truncated) == len(rewards) else None
     return [
         {"index": index, "reward": reward, "status": statuses[index] if statuses else None}

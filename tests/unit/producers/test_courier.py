@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from stream_metrics import events
 from stream_metrics.producers.courier import Courier
-from stream_metrics.producers.outbox import Outbox, Piece, Window
+from stream_metrics.producers.outbox import Outbox, Window
 from stream_metrics.producers.spool import Spool
 
 SPOOL_AFTER = 10.0
@@ -24,6 +24,8 @@ class Sender:
         self.clock = clock
         self.outbox = Outbox(max_bytes=10**6, clock=clock)
         self.spool = None if directory is None else Spool(directory, topic="t", run_id="r", max_bytes=max_spool_bytes)
+        if self.spool is not None:
+            self.spool.adopt()
         self.courier = Courier(
             self.outbox,
             self.spool,
@@ -40,11 +42,11 @@ class Sender:
         window = self.outbox.window("rollout", step)
         first = window.samples
         window.samples += count
-        pieces = [
-            Piece(window, json.dumps({"sample_id": n, "reward": 1.0, "padding": "x" * padding}).encode())
+        payloads = [
+            json.dumps({"sample_id": n, "reward": 1.0, "padding": "x" * padding}).encode()
             for n in range(first, first + count)
         ]
-        assert self.outbox.put(pieces, 0.0) == count
+        assert self.outbox.put(window, payloads, 0.0) == count
 
     def close(self, step: int) -> None:
         def make(window: Window) -> events.StepClose:
@@ -289,7 +291,7 @@ def test_a_sample_over_the_clients_own_limit_is_set_aside_too(sender: Sender) ->
 
 def test_a_split_batch_keeps_nonfinite_numbers(sender: Sender) -> None:
     window = sender.outbox.window("rollout", 1)
-    sender.outbox.put([Piece(window, b'{"reward":NaN}'), Piece(window, b'{"reward":-Infinity}')], 0.0)
+    sender.outbox.put(window, [b'{"reward":NaN}', b'{"reward":-Infinity}'], 0.0)
     refuse_once(sender.kafka, KafkaError.MSG_SIZE_TOO_LARGE)
     sender.pump(40)
     assert b"NaN" in sender.kafka.log[0]
