@@ -3,19 +3,25 @@ exit."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
 import textwrap
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from stream_metrics import events
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.producers import RolloutProducer
+from stream_metrics.producers.hooks import _sglang_trainers
 from stream_metrics.testing import MemoryLog
 from support.brokers import Broker
 from support.topics import create_topic, read_topic
@@ -195,8 +201,8 @@ def test_with_the_broker_down_at_start_the_next_process_sends_what_the_first_cou
     assert list(tmp_path.iterdir()) == []
 
 
-def run(script: str, broker: Broker, topic: str, directory: Path, expected_exit: int = 0) -> str:
-    """Runs the script in a process of its own; returns what it printed. It must end by itself."""
+def start(script: str, broker: Broker, topic: str, directory: Path) -> subprocess.Popen[str]:
+    """Starts the script in a process of its own."""
     head = f"""
         import os, sys
         from stream_metrics.producers import RolloutProducer
@@ -204,15 +210,22 @@ def run(script: str, broker: Broker, topic: str, directory: Path, expected_exit:
             return RolloutProducer({broker.bootstrap!r}, {topic!r}, spool_directory={str(directory)!r}, **options)
         samples = [{{"rollout_id": n, "reward": n % 2}} for n in range(100)]
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", textwrap.dedent(head) + textwrap.dedent(script)],
-        capture_output=True,
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
-        check=False,
     )
-    assert done.returncode == expected_exit, done.stderr
-    return done.stdout
+
+
+def run(script: str, broker: Broker, topic: str, directory: Path, expected_exit: int = 0) -> None:
+    """Runs the script in a process of its own, which must end by itself."""
+    with start(script, broker, topic, directory) as process:
+        try:
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == expected_exit, said
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "raise SystemExit"])
@@ -290,3 +303,61 @@ def test_a_child_that_emits_nothing_ends_at_once(broker: Broker, tmp_path: Path)
     """
     run(script, broker, topic, tmp_path)
     assert_complete(results(broker, topic), [1], 100)
+
+
+rollouts_and_rewards = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.floats(-1, 1)), max_size=30)
+
+
+@hypothesis.given(steps=st.lists(rollouts_and_rewards, min_size=1, max_size=4))
+@hypothesis.settings(max_examples=5, deadline=None)
+def test_random_steps_give_the_metrics_of_their_samples(
+    broker: Broker, steps: list[list[tuple[int, int, float]]]
+) -> None:
+    topic = create_topic(broker.bootstrap)
+    with RolloutProducer(broker.bootstrap, topic, spool_directory="") as producer:
+        for number, step in enumerate(steps):
+            samples = [
+                types.SimpleNamespace(group_index=group, rollout_id=rollout, reward=reward)
+                for group, rollout, reward in step
+            ]
+            _sglang_trainers.publish_rollout(number, types.SimpleNamespace(), samples, producer)
+        assert producer.flush(30)
+    found = results(broker, topic)
+    for number, step in enumerate(steps):
+        rollouts: dict[tuple[int, int], list[float]] = {}
+        for group, rollout, reward in step:
+            rollouts.setdefault((group, rollout), []).append(reward)
+        means = [math.fsum(rewards) / len(rewards) for rewards in rollouts.values()]
+        metrics = found["rollout", 0, number].metrics  # type: ignore[attr-defined]
+        assert metrics["rollout/num_training_samples"] == len(step)
+        expected = math.fsum(means) / len(means) if means else 0.0
+        assert math.isclose(metrics["rollout/episode_raw_reward"], expected, rel_tol=0, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_follow_command_sends_verls_files(broker: Broker, tmp_path: Path, is_stopped: bool) -> None:
+    topic = create_topic(broker.bootstrap)
+    for step in range(3):
+        lines = [{"input": f"p{n // 2}", "output": "o", "score": float(n % 2), "step": step} for n in range(10)]
+        (tmp_path / f"{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    script = f"""
+        from stream_metrics.commands import follow
+        from stream_metrics.config import Settings
+        settings = Settings(bootstrap_servers={broker.bootstrap!r}, input_topic={topic!r})
+        options = dict(attempt=1, settle_seconds=0.5, is_once={not is_stopped})
+        sys.exit(follow.main(settings, {str(tmp_path)!r}, "verl", "run", **options))
+    """
+    if is_stopped:
+        with start(script, broker, topic, tmp_path) as process:
+            try:
+                wait_until(lambda: len(results(broker, topic)) == 3, "the results")
+                process.terminate()
+                assert process.wait(30) == 0
+            finally:
+                process.kill()
+    else:
+        run(script, broker, topic, tmp_path)
+        run(script, broker, topic, tmp_path)
+    assert_complete(results(broker, topic), range(3), 10)
+    kinds = [type(events.decode(record.value or b"")) for record in read_topic(broker.bootstrap, topic)]
+    assert kinds.count(events.StepClose) == 3
