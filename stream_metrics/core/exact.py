@@ -49,9 +49,9 @@ def exact_sums(values: Floats, labels: Ints, num_labels: int) -> Floats:
     sums: Floats = np.ldexp(np.bincount(labels, weights=coarse, minlength=num_labels), exponent - bits)
     if not rest.any():
         return sums + 0.0
-    fine = np.ldexp(rest, 2 * bits - exponent)
+    fine = np.rint(np.ldexp(rest, 2 * bits - exponent))
     sums += np.ldexp(np.bincount(labels, weights=fine, minlength=num_labels), exponent - 2 * bits)
-    is_odd = fine != np.rint(fine)
+    is_odd = np.ldexp(fine, exponent - 2 * bits) != rest
     if is_odd.any():
         is_hard = np.zeros(num_labels, dtype=np.bool_)
         is_hard[labels[is_odd]] = True
