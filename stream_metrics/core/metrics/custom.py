@@ -1,7 +1,4 @@
-"""What a producer adds under names of its own: values, components of rewards, data sources.
-
-How names are bounded is written in `core.named`. Under `other` are the numbers of all names folded into it.
-"""
+"""Numbers under names that a producer chose; under `other` are those of all names that found no place of their own."""
 
 from __future__ import annotations
 

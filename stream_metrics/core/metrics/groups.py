@@ -17,7 +17,7 @@ from stream_metrics.core.view import StepView
 
 
 def zero_std_count(view: StepView) -> dict[str, int] | None:
-    """Groups whose samples all have one reward, by that reward: all samples of them, and none weighs a rollout more.
+    """Groups whose samples all have one reward, by that reward.
 
     Samples without a usable reward don't count. The `max_names` rewards that most groups have are named, the lower one
     first among equals; the rest are under `other`.
@@ -79,7 +79,7 @@ def episode_reward_std_within_group(view: StepView) -> float | None:
 
     Formula: mean over groups g with n(g) ≥ 1 of the population standard deviation of x(r) over the rollouts of g.
     Unit: reward.
-    Cost: O(rollouts), about 100 ns each.
+    Cost: O(rollouts).
     Source: own.
     Appears: with a scored rollout in a group.
     """

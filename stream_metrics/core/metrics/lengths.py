@@ -1,4 +1,4 @@
-"""Lengths, endings and staleness. As in per-sample logging every sample has one vote, unless the name says `episode_`.
+"""As in per-sample logging every sample has one vote, unless the name says `episode_`.
 
 A sample's length is its `effective_response_length` if that is sent, else its `response_length`.
 """

@@ -129,7 +129,7 @@ def test_groups() -> None:
             sample(0, 1.0),  # no group
         ]
     )
-    assert made["num_groups"] == 7
+    assert made["num_groups"] == 6
     assert part(made, "zero_std/") == {
         "count_0.0": 1,
         "count_0.5": 1,
