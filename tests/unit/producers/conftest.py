@@ -135,3 +135,9 @@ def clock() -> Clock:
 @pytest.fixture
 def kafka(clock: Clock) -> FakeKafka:
     return FakeKafka(clock)
+
+
+@pytest.fixture(scope="session")
+def make_kafka() -> Callable[[], FakeKafka]:
+    """Makes brokers for tests that need one for each of many examples; its clock is its own."""
+    return lambda: FakeKafka(Clock())

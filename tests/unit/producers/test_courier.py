@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from hypothesis import strategies as st
 
 from stream_metrics import events
 from stream_metrics.producers.courier import Courier
@@ -374,3 +378,73 @@ def test_an_error_of_the_client_is_noted_and_cleared_by_the_next_acknowledgement
     sender.put(1, 1)
     sender.pump()
     assert not sender.courier.is_down
+
+
+ERRORS = [KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._FATAL]
+actions = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 2), st.integers(1, 3)),
+    st.tuples(st.just("close"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.sampled_from(["up", "down", "full", "room", "pump", "restart"]), st.just(0), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(1, 12), st.just(0)),
+    st.tuples(st.just("refuse"), st.integers(0, len(ERRORS) - 1), st.integers(1, 3)),
+)
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(script=st.lists(actions, max_size=40), max_spool_bytes=st.sampled_from([10**6, 300]))
+def test_whatever_happens_no_sample_is_lost_and_no_marker_overtakes_one(
+    make_kafka: Callable[[], Any], script: list[tuple[str, int, int]], max_spool_bytes: int
+) -> None:
+    kafka = make_kafka()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        sender = Sender(kafka, kafka.clock, path, max_spool_bytes=max_spool_bytes)
+        put: dict[int, int] = {}
+        closed: dict[int, int] = {}  # samples put before the first marker
+        for action, number, count in script:
+            if action == "put":
+                # A restarted process counts on in the same step, so that each sample has an id of its own.
+                sender.outbox.window("rollout", number).samples = put.get(number, 0)
+                sender.put(number, count)
+                put[number] = put.get(number, 0) + count
+            elif action == "close":
+                sender.close(number)
+                closed.setdefault(number, put.get(number, 0))
+            elif action == "refuse":
+                left = [ERRORS[number]] * count
+
+                def refuse(values: list[bytes], left: list[int] = left) -> KafkaError | None:
+                    # Alone a record is taken in the end: none is really too large.
+                    is_refusable = left and not (left[0] == KafkaError.MSG_SIZE_TOO_LARGE and len(values) == 1)
+                    return KafkaError(left.pop()) if is_refusable else None
+
+                kafka.refuse = refuse
+            elif action == "restart" and max_spool_bytes > 1000:
+                sender.courier.finish()
+                sender = Sender(kafka, kafka.clock, path)
+            elif action == "wait":
+                sender.outlast(float(number))
+            elif action == "pump":
+                sender.pump(3)
+            elif action in ("up", "down"):
+                kafka.is_up = action == "up"
+            elif action in ("full", "room"):
+                kafka.is_full = action == "full"
+        kafka.is_up, kafka.is_full, kafka.refuse = True, False, lambda values: None
+        for _ in range(30):
+            sender.outlast(5.0)
+        assert sender.courier.is_idle
+        assert sender.outbox.snapshot().pending == 0
+        assert sender.outbox.snapshot().dropped.total() == 0
+        seen: dict[int, set[Any]] = {}
+        for event in kafka.events:
+            if isinstance(event, events.StepClose):
+                expected = set(range(closed.pop(event.step, 0)))
+                assert expected <= seen.get(event.step, set()), f"the marker of step {event.step} overtook a sample"
+            else:
+                ids = [one.sample_id for one in getattr(event, "samples", [event])]
+                seen.setdefault(event.step, set()).update(ids)
+        assert closed == {}
+        assert {step: len(ids) for step, ids in seen.items()} == put
+        sender.courier.finish()
+        assert list(path.iterdir()) == []

@@ -184,6 +184,23 @@ def test_an_open_step_that_is_written_anew_is_a_higher_attempt_too(kafka: Any, t
     assert [s["reward"] for s in kafka.samples] == [1.0, 0.5, 0.5]
 
 
+def test_a_step_that_is_open_when_another_is_done_again_is_sent_whole_under_the_higher_attempt(
+    kafka: Any, tmp_path: Path
+) -> None:
+    one = Following(kafka, tmp_path)
+    write(tmp_path / "1.jsonl", [verl(1.0)])
+    write(tmp_path / "2.jsonl", [verl(1.0)])
+    one.look()
+    one.look()
+    assert one.closes == [(1000, 1, 1)]
+    one.unix_ms = 5000
+    write(tmp_path / "1.jsonl", [verl(0.5), verl(0.5)])
+    write(tmp_path / "2.jsonl", [verl(1.0)], "a")
+    one.look()
+    one.look(10)
+    assert one.closes == [(1000, 1, 1), (5000, 1, 2), (5000, 2, 2)]
+
+
 def test_lines_added_after_the_close_are_the_step_done_again(kafka: Any, tmp_path: Path) -> None:
     one = Following(kafka, tmp_path)
     write(tmp_path / "1.jsonl", [verl(1.0)] * 2)
