@@ -253,12 +253,19 @@ def _parse_int(digits: str) -> int | float:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     for name, item in pairs:
-        for text in (name, item):
-            if isinstance(text, str):
-                text.encode("utf-8")  # raises UnicodeEncodeError, a ValueError, on a lone surrogate
+        _check_text(name)
+        _check_text(item)
         if name == "type" and item != made["type"]:
             _refuse("the name 'type' is given twice")
     return made
+
+
+def _check_text(item: Any) -> None:
+    if isinstance(item, str):
+        item.encode("utf-8")  # raises UnicodeEncodeError, a ValueError, on a lone surrogate
+    elif isinstance(item, list):  # objects within were checked when they were made
+        for one in item:
+            _check_text(one)
 
 
 def _refuse(message: str) -> NoReturn:
