@@ -229,6 +229,8 @@ class Courier:
                 return
 
     def _next(self) -> _Parcel | None:
+        if len(self._flying) == 1 and next(iter(self._flying)).is_alone:
+            return None
         if self._suspects:
             return None if self._flying else self._suspects.popleft()
         if self._again:
