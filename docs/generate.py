@@ -1,4 +1,4 @@
-"""Writes the generated parts of the papers: `python docs/generate.py`. With `--check` it only says what isn't current."""
+"""Writes the generated parts of the papers: `python docs/generate.py`. With `--check` it says what isn't current."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def settings_table() -> str:
     lines = ["| flag | default | |", "|---|---|---|"]
     for definition in DEFINITIONS:
         default = definition.default_shown
-        lines.append(f"| `{definition.flag}` | {'' if default == 'none' else f'`{default}`'} | {definition.about.help} |")
+        shown = "" if default == "none" else f"`{default}`"
+        lines.append(f"| `{definition.flag}` | {shown} | {definition.about.help} |")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """The wire contract: what producers write to the input topic and what the sidecar publishes.
 
-Events are JSON objects, or MessagePack maps where the record's header `content-type` says `application/msgpack`. They are
-told apart by `type`. The rules:
+Events are JSON objects, or MessagePack maps where the record's header `content-type` says `application/msgpack`. They
+are told apart by `type`. The rules:
 - Unknown fields are skipped, unread and unchecked, so that producers may send more than is read.
 - `null` stands for "absent" everywhere. Of a name given twice the last one counts.
 - Bare `NaN`, `Infinity` and numbers past a double, as Python's json writes them, are accepted.
@@ -210,8 +210,10 @@ def decode_result(value: bytes) -> StepMetrics:
 def encode(event: Event | StepMetrics) -> bytes:
     """Returns the JSON form of an event or a result; defaults are left out of events.
 
+    Non-finite floats become null, since JSON has none.
+
     Raises:
-        EventError: A text of it can't be written as UTF-8. Non-finite floats don't raise: JSON has none, they become null.
+        EventError: A text of it can't be written as UTF-8.
     """
     try:
         return _encode_json(event)

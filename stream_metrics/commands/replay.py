@@ -1,6 +1,7 @@
 """`stream-metrics replay`: a log of JSON lines through the same fold as the sidecar's, with no broker.
 
-A result an output line, on standard output. A step's last correction comes when the step is forgotten or the input ends.
+A result an output line, on standard output. A step's last correction comes when the step is forgotten or the input
+ends.
 """
 
 from __future__ import annotations

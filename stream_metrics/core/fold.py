@@ -55,7 +55,7 @@ _SAMPLES_PER_WINDOW: Final = 64
 _MIN_WINDOWS: Final = 1_024
 
 _FAR_ATTEMPTS: Final = 1_000
-"""Attempts that count up grow by one; a leap over more than this is said. Start times in seconds or ms leap by nature."""
+"""Attempts that count up grow by one; a leap over more than this is said. Start times leap by nature."""
 
 _START_TIMES: Final = 10**9
 
@@ -122,25 +122,30 @@ class Fold:
                     row = []
                     window = None
                 self._forget_unseen(offset)
-            event = self._decode(record)
-            if event is None:
+            try:
+                event: Event | None = decode_fast(record.value())  # type: ignore[arg-type]  # None raises TypeError
+            except (msgspec.MsgspecError, RecursionError, ValueError, TypeError):
+                event = None
+            if (
+                window is not None
+                and type(event) is Sample
+                and event.step == step
+                and event.run_id == run_id
+                and event.attempt == attempt
+                and event.scope == scope
+            ):
+                row.append(event)
+                row_end = place
                 continue
-            if type(event) is Sample:
-                if (
-                    window is not None
-                    and event.step == step
-                    and event.run_id == run_id
-                    and event.attempt == attempt
-                    and event.scope == scope
-                ):
-                    row.append(event)
-                    row_end = place
-                    continue
             if row:
                 assert window is not None and track is not None
                 self._take_row(track, window, row, records, row_end)
                 row = []
             window = None
+            if event is None:
+                event = self._decode(record)
+                if event is None:
+                    continue
             self._take(record, offset, event)
             if type(event) is Sample:
                 run_id, scope, attempt, step = event.run_id, event.scope, event.attempt, event.step
@@ -221,20 +226,17 @@ class Fold:
         self.counts.clear()
 
     def freeze(self, offset: int) -> None:
-        """Lets windows closed below an offset take no more corrections: what they were made from is not what is here."""
+        """Lets windows closed below an offset take no more corrections: they were made from more than is here."""
         self._frozen_below = max(self._frozen_below, offset)
 
     # --- one record ----------------------------------------------------------------------------------------------
 
     def _decode(self, record: Record) -> Event | None:
+        """Returns the event of a record that is no strict JSON, or None where it is none at all."""
         value = record.value()
         if value is None:
             self.counts["tombstones"] += 1
             return None
-        try:
-            return decode_fast(value)
-        except (msgspec.MsgspecError, RecursionError, ValueError, TypeError):
-            pass
         try:
             return decode(value, _content_type(record))
         except EventError as error:

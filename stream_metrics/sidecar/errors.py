@@ -1,7 +1,7 @@
 """What the client's errors mean here, in one table, and the errors that end the sidecar.
 
-The flags of a `KafkaError` alone mislead: an unknown topic says "not retriable" though it may appear in a second, and the
-calls after a fatal error say "not fatal" with the code `_FATAL`.
+The flags of a `KafkaError` alone mislead: an unknown topic says "not retriable" though it may appear in a second, and
+the calls after a fatal error say "not fatal" with the code `_FATAL`.
 """
 
 from __future__ import annotations

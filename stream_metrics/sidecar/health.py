@@ -11,6 +11,8 @@ import msgspec
 STUCK_SECONDS: Final = 30.0
 """A loop that hasn't turned for so long is stuck: no call of it takes more than some seconds."""
 
+SLOW_COMMIT_SECONDS: Final = 10.0
+
 FLOOD_SECONDS: Final = 60.0
 _FLOOD_RECORDS: Final = 20
 """So few records say nothing about the share of dead letters."""
@@ -29,7 +31,16 @@ class Health:
         self._clock = clock
         self._turned_at = clock()
         self._seconds: deque[tuple[float, int, int]] = deque()
+        self._busy_since: float | None = None
         self.not_ready = "starting"
+
+    def begin_commit(self) -> None:
+        """Notes that a transaction begins."""
+        self._busy_since = self._clock()
+
+    def end_commit(self) -> None:
+        """Notes that a transaction has ended, one way or the other."""
+        self._busy_since = None
 
     def turn(self) -> None:
         """Notes that the loop is alive."""
@@ -64,6 +75,10 @@ class Health:
 
     def ready(self) -> tuple[bool, bytes]:
         """Returns whether results can be expected from here now, and why not."""
+        since = self._busy_since
+        busy = 0.0 if since is None else self._clock() - since
+        if busy > SLOW_COMMIT_SECONDS:
+            return _answer(False, f"a transaction has been waiting for the broker for {busy:.0f} s")
         return _answer(not self.not_ready, self.not_ready)
 
 

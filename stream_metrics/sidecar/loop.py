@@ -1,7 +1,8 @@
 """The only loop: consume, fold, perform what the fold asks for in one transaction with the offsets.
 
-A turn: 1. take what the consumer has; 2. fold it, partition by partition; 3. look at the timers once a second; 4. commit if
-a result waits or the interval has passed. All state is in `Owned` partitions, which come and go with rebalances.
+A turn: 1. take what the consumer has; 2. fold it, partition by partition; 3. look at the timers once a second;
+4. commit if a result waits or the interval has passed. All state is in `Owned` partitions, which come and go with
+rebalances.
 
 The client's callbacks run inside `poll` and `consume`. They never raise: a record already taken would be lost with the
 exception. What goes wrong in them is kept and raised by the loop.
@@ -489,6 +490,7 @@ class Sidecar:
 
     def _transact(self, records: list[OutRecord], offsets: list[TopicPartition]) -> bool:
         """Returns whether the transaction was committed; where not, it will be tried again."""
+        self._health.begin_commit()
         try:
             self._transactions.run(records, offsets, self._consumer)
             return True
@@ -502,6 +504,8 @@ class Sidecar:
             why = f"too large: {error}"
         except AbortedError as error:
             why = str(error)
+        finally:
+            self._health.end_commit()
         self._metrics.aborts.inc()
         if self._commits_fail_since is None:
             self._commits_fail_since = self._monotonic()
@@ -679,7 +683,8 @@ class Sidecar:
             topic,
             partition,
             start=start,
-            committed=committed.offset if committed.offset >= 0 else -1,
+            # Without a note of ours nothing is committed yet, and the first commit comes at once.
+            committed=committed.offset if note is not None else -1,
             note=note,
             timers=Timers(settings.idle_timeout_seconds, settings.close_grace_seconds),
             is_cut=is_cut,
@@ -755,6 +760,6 @@ def _close_quietly(consumer: Consumer) -> None:
 
 def _made_anew(topic: str, partition: int, wanted: int, high: int) -> str:
     return (
-        f"{topic}[{partition}] ends at {high}, before offset {wanted} that was committed from it: the topic was made anew "
-        "or cut at its end. Use another --group-id to fold what is there now"
+        f"{topic}[{partition}] ends at {high}, before offset {wanted} that was committed from it: the topic was made "
+        "anew or cut at its end. Use another --group-id to fold what is there now"
     )

@@ -22,7 +22,7 @@ class SelfMetrics:
     """The sidecar's own metrics, in a registry of their own."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a second series for each counter, that nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, that nobody reads
         self.registry = CollectorRegistry(auto_describe=True)
 
         def counter(name: str, help_text: str, *labels: str) -> Counter:

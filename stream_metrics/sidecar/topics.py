@@ -104,8 +104,8 @@ class Topics:
         }
         made = self._admin.create_topics(
             [NewTopic(topic, num_partitions=kinds[topic][0], config=kinds[topic][1]) for topic in missing],
-            operation_timeout=30,
-            request_timeout=30,
+            operation_timeout=5,
+            request_timeout=5,
         )
         for topic, future in made.items():
             try:
@@ -133,7 +133,7 @@ class Topics:
             settings.dead_letter_topic: write,
         }
         futures = self._admin.describe_topics(
-            TopicCollection(list(needed)), include_authorized_operations=True, request_timeout=10
+            TopicCollection(list(needed)), include_authorized_operations=True, request_timeout=5
         )
         for topic, future in futures.items():
             try:
@@ -185,7 +185,7 @@ class Topics:
     def _config_of(self, topic: str) -> dict[str, str]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
-            entries: dict[str, Any] = self._admin.describe_configs([resource], request_timeout=10)[resource].result()
+            entries: dict[str, Any] = self._admin.describe_configs([resource], request_timeout=5)[resource].result()
         except KafkaException as error:
             logs.warning("can't read the configuration of topic", topic=topic, error=error.args[0].str())
             return {}

@@ -1,7 +1,7 @@
-"""The life of steps as DESIGN's sections 1 and 4 tell it, in the plainest way: lists, no columns, no batches, no floors.
+"""The life of steps as the design tells it, in the plainest way: lists, no columns, no batches, no floors.
 
-An oracle for `core.fold`; shares nothing with it but the decoder. It leaves out what bounds memory (eviction, forgetting
-by offsets), so its logs must stay below those bounds.
+An oracle for `core.fold`; shares nothing with it but the decoder. It leaves out what bounds memory (eviction,
+forgetting by offsets), so its logs must stay below those bounds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Step:
 
 
 def metrics_of(samples: list[Any], places: list[tuple[int, int]], settings: FoldSettings) -> dict[str, Any]:
-    """DESIGN section 1, word by word."""
+    """The definition of the two metrics and the data-quality counts, word by word."""
     carrying = [sample for sample in samples if sample.position is not None]
     first = min(carrying, key=lambda one: one.position) if carrying else (samples[0] if samples else None)
     uses_metadata = first is not None and _raw(first) is not None
