@@ -9,6 +9,7 @@ Written against `GeneratorInterface` of `skyrl/train/generators/base.py`.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -53,14 +54,16 @@ class PublishingGenerator:
         self._open: set[tuple[str, int]] = set()
         self._is_said = False
 
-    async def generate(self, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Returns what the wrapped generator returns, once it is queued to be sent."""
-        output = await self._generator.generate(input_batch, *arguments, **keywords)
-        try:
-            self._publish(input_batch, output)
-        except Exception:
-            self._say("a batch could not be sent; training goes on", exc_info=True)
-        return output
+        @functools.wraps(generator.generate)  # the trainer looks at its parameters
+        async def generate(input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
+            output = await generator.generate(input_batch, *arguments, **keywords)
+            try:
+                self._publish(input_batch, output)
+            except Exception:
+                self._say("a batch could not be sent; training goes on", exc_info=True)
+            return output
+
+        self.generate = generate
 
     def close(self) -> None:
         """Closes the steps that are still open."""

@@ -18,7 +18,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stream_metrics.producers.client import RolloutProducer
@@ -59,13 +59,14 @@ class PublishedRewards:
         self._scope = scope
         self._eval_scope = eval_scope
         self._producer = producer
-        self._names = [getattr(function, "__name__", f"reward_{n}") for n, function in enumerate(functions)]
+        self._names = [_name(function) for function in functions]
         self._watched = {n for n, function in enumerate(functions) if _is_function(function)}
         self._batch: dict[int, Sequence[Any]] = {}
         self._open: dict[tuple[str | None, int], int] = {}
         self._rank = _rank()
         self._is_said = False
-        self.control: Any = None
+        self._model: Any = None
+        self._control: Any = None
         self.functions = [
             self._wrap(n, function) if n in self._watched else function for n, function in enumerate(functions)
         ]
@@ -84,25 +85,35 @@ class PublishedRewards:
                     producer.close_step(one, scope=scope)
 
     def _wrap(self, number: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        if inspect.iscoroutinefunction(function):
+        if _is_async(function):
 
             @functools.wraps(function)
             async def wrapped_async(*arguments: Any, **keywords: Any) -> Any:
-                rewards = await function(*arguments, **keywords)
-                self._take(number, rewards, arguments, keywords)
-                return rewards
+                return self._take(number, await function(*arguments, **keywords), arguments, keywords)
 
+            wrapped_async.__name__ = self._names[number]
             return wrapped_async
 
         @functools.wraps(function)
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            rewards = function(*arguments, **keywords)
-            self._take(number, rewards, arguments, keywords)
-            return rewards
+            return self._take(number, function(*arguments, **keywords), arguments, keywords)
 
+        wrapped.__name__ = self._names[number]  # what has no name of its own is logged by TRL under its class's
         return wrapped
 
-    def _take(self, number: int, rewards: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def watch(self, model: Any, control: Any) -> None:
+        """Remembers what tells evaluation from training."""
+        self._model = model if model is not None else self._model
+        self._control = control
+
+    def _is_evaluation(self) -> bool:
+        # As newer and older trainers themselves tell.
+        is_training = getattr(self._model, "training", None)
+        return not is_training if is_training is not None else bool(getattr(self._control, "should_evaluate", False))
+
+    def _take(self, number: int, rewards: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if isinstance(rewards, Iterator):  # can be walked once only, and the trainer must
+            rewards = list(rewards)
         try:
             if number in self._batch:  # what is left of a batch that failed
                 self._batch = {}
@@ -115,6 +126,7 @@ class PublishedRewards:
             if not self._is_said:
                 self._is_said = True
                 _log.exception("a batch could not be sent; training goes on (said once)")
+        return rewards
 
     def _publish(self, batch: dict[int, Sequence[Any]], given: dict[str, Any]) -> None:
         producer = self._get()
@@ -124,7 +136,7 @@ class PublishedRewards:
                 self._is_said = True
                 _log.error("TRL gives no trainer_state to reward functions here, so no step is known; nothing is sent")
             return
-        is_evaluation = bool(getattr(self.control, "should_evaluate", False))
+        is_evaluation = self._is_evaluation()
         scope = self._eval_scope if is_evaluation else self._scope
         self.close_before(step, is_evaluation=is_evaluation)
         before = self._open.get((scope, step), 0)
@@ -179,12 +191,14 @@ class _Callback:
     def __init__(self, rewards: PublishedRewards) -> None:
         self._rewards = rewards
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # The trainer itself tells evaluation from training by this object's `should_evaluate`.
-        self._rewards.control = control
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self._rewards.watch(model, control)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._rewards.control = control
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self._rewards.watch(model, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self._rewards.watch(model, control)
         self._rewards.close_before(state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -202,6 +216,23 @@ class _Callback:
 
 def _is_function(function: Any) -> bool:
     return callable(function) and not hasattr(function, "forward")
+
+
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _name(function: Any) -> str:
+    """Returns the name under which TRL logs it."""
+    inner = _unwrapped(function)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _is_async(function: Any) -> bool:
+    inner = _unwrapped(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 def _group(prompt: Any) -> str:

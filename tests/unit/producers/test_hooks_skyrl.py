@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ class Generator:
         self.is_per_token = is_per_token
         self.weights_loaded = True
 
-    async def generate(self, input_batch: Any) -> Any:
+    async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> Any:
         rows = [one for one in input_batch["trajectory_ids"] for _ in range(2 if self.is_step_wise else 1)]
         output = {
             "prompt_token_ids": [[1]] * len(rows),
@@ -136,6 +137,12 @@ def test_odd_batches_do_not_reach_the_trainer(producer: RolloutProducer, kafka: 
 def test_a_generator_that_fails_fails_as_ever(producer: RolloutProducer) -> None:
     with pytest.raises(KeyError):
         asyncio.run(PublishingGenerator(Generator(), producer=producer).generate({}))
+
+
+def test_the_parameters_of_generate_are_the_generators_own(producer: RolloutProducer) -> None:
+    # The fully asynchronous trainer asks for them.
+    generator = PublishingGenerator(Generator(), producer=producer)
+    assert "disable_tqdm" in inspect.signature(generator.generate).parameters
 
 
 def test_all_else_of_the_generator_is_reachable_and_it_can_be_copied(producer: RolloutProducer) -> None:

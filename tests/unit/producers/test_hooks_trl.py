@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import types
 from collections.abc import Iterator
@@ -21,17 +22,20 @@ class Trainer:
     `Trainer._inner_training_loop` and `CallbackHandler.call_event` of transformers. Those need torch.
     """
 
-    def __init__(self, reward_funcs: list[Any], callbacks: list[Any], generations: int = 2) -> None:
+    def __init__(
+        self, reward_funcs: list[Any], callbacks: list[Any], generations: int = 2, has_model: bool = True
+    ) -> None:
         self.reward_funcs = reward_funcs
         self.callbacks = callbacks
         self.generations = generations
         self.state = types.SimpleNamespace(global_step=0)
         self.control = types.SimpleNamespace(should_evaluate=False)
+        self.model = types.SimpleNamespace(training=True) if has_model else None
         self.rewards: list[list[Any]] = []
 
     def call(self, event: str) -> None:
         for callback in self.callbacks:
-            getattr(callback, event)(types.SimpleNamespace(), self.state, self.control, model=None)
+            getattr(callback, event)(types.SimpleNamespace(), self.state, self.control, model=self.model)
 
     def generate(self, prompts: list[Any]) -> None:
         repeated = [prompt for prompt in prompts for _ in range(self.generations)]
@@ -51,6 +55,7 @@ class Trainer:
                 self.rewards.append(function(**keywords))
 
     def train(self, steps: list[list[Any]], evaluate_after: dict[int, list[Any]] | None = None) -> None:
+        self.call("on_init_end")
         self.call("on_train_begin")
         for prompts in steps:
             self.call("on_step_begin")
@@ -59,8 +64,12 @@ class Trainer:
             self.control.should_evaluate = self.state.global_step in (evaluate_after or {})
             self.call("on_step_end")
             if self.control.should_evaluate:
+                if self.model is not None:
+                    self.model.training = False
                 self.generate((evaluate_after or {})[self.state.global_step])
                 self.call("on_evaluate")
+                if self.model is not None:
+                    self.model.training = True
                 self.control.should_evaluate = False
         self.call("on_train_end")
 
@@ -102,9 +111,11 @@ def test_the_trainer_gets_what_its_functions_return_under_their_names(producer: 
     assert [function.__name__ for function in published.functions] == ["length_reward", "slow_reward"]
 
 
-def test_an_evaluation_has_its_own_scope(producer: RolloutProducer, kafka: Any) -> None:
+@pytest.mark.parametrize("has_model", [False, True])
+def test_an_evaluation_has_its_own_scope(producer: RolloutProducer, kafka: Any, has_model: bool) -> None:
     published = PublishedRewards([length_reward], producer=producer)
-    Trainer(published.functions, [published.callback]).train([["a"], ["b"]], evaluate_after={1: ["x", "y"]})
+    trainer = Trainer(published.functions, [published.callback], has_model=has_model)
+    trainer.train([["a"], ["b"]], evaluate_after={1: ["x", "y"]})
     producer.flush(5)
     assert [(close.scope, close.step, close.expected_samples) for close in kafka.closes] == [
         ("rollout", 0, 2),
@@ -156,6 +167,23 @@ def test_every_rank_is_a_producer_of_its_own(kafka: Any, monkeypatch: pytest.Mon
     assert len({one["group_index"] for one in kafka.samples}) == 1
     assert len({one["rollout_id"] for one in kafka.samples}) == 4
     assert len({one["sample_id"] for one in kafka.samples}) == 4
+
+
+def test_partials_async_objects_and_iterators_are_functions_too(producer: RolloutProducer, kafka: Any) -> None:
+    class Judge:
+        async def __call__(self, prompts: list[Any], **_: Any) -> list[float]:
+            return [2.0] * len(prompts)
+
+    def walked_once(prompts: list[Any], value: float, **_: Any) -> Iterator[float]:
+        return iter([value] * len(prompts))
+
+    published = PublishedRewards([Judge(), functools.partial(walked_once, value=0.5)], producer=producer)
+    assert [function.__name__ for function in published.functions] == ["Judge", "walked_once"]
+    trainer = Trainer(published.functions, [published.callback])
+    trainer.generate(["a"])
+    assert [list(rewards) for rewards in trainer.rewards] == [[2.0, 2.0], [0.5, 0.5]]
+    producer.flush(5)
+    assert [one["reward"] for one in kafka.samples] == [2.5, 2.5]
 
 
 def test_a_reward_model_stays_as_it_is_and_the_rest_goes_as_an_object(producer: RolloutProducer, kafka: Any) -> None:
