@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from stream_metrics.exit_codes import ExitCode
 
@@ -57,6 +57,21 @@ def meaning(error: KafkaError) -> Meaning:
     if known is not None:
         return known
     return Meaning.LOST if error.fatal() else Meaning.WAIT
+
+
+CLIENT_ERRORS: Final = (KafkaException, SystemError)
+"""What a client's call may raise. A fatal error comes out of any call that serves callbacks, and where one more callback
+runs before that call is left, Python wraps it in a SystemError."""
+
+
+def client_error(error: BaseException) -> KafkaError:
+    """Returns the `KafkaError` in what a client's call has raised; raises again what holds none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KafkaException) and cause.args and isinstance(cause.args[0], KafkaError):
+            return cause.args[0]
+        cause = cause.__cause__ or cause.__context__
+    raise error
 
 
 class SidecarError(Exception):

@@ -10,6 +10,9 @@ from typing import Any, Literal, TextIO
 
 LOGGER = logging.getLogger("stream_metrics")
 
+CLIENT_LOGGER = LOGGER.getChild("client")
+"""For what the Kafka client has to say: it would write lines of its own form otherwise."""
+
 
 def setup(form: Literal["text", "json"], level: str, stream: TextIO | None = None) -> None:
     """Sends the package's log lines to a stream, standard error by default."""

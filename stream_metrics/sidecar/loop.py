@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -26,11 +26,13 @@ from stream_metrics.events import CloseReason, encode
 from stream_metrics.sidecar import logs
 from stream_metrics.sidecar.dead_letters import dead_letter
 from stream_metrics.sidecar.errors import (
+    CLIENT_ERRORS,
     FencedError,
     Meaning,
     RestartError,
     StateRefusedError,
     StoppingError,
+    client_error,
     meaning,
     refused,
 )
@@ -149,7 +151,7 @@ class Sidecar:
         # The identity first: a predecessor's open transaction would hold up the committed offsets.
         self._health.not_ready = "waiting for the transaction coordinator"
         self._transactions = Transactions(
-            {**settings.client_config(), "error_cb": self._on_error, "log_level": 2},
+            {"log_level": 2, **settings.client_config()},
             self._transactional_id,
             settings.transaction_timeout_seconds,
             self._must_leave,
@@ -157,7 +159,7 @@ class Sidecar:
         )
         self._transactions.init()
         self._health.not_ready = "joining the group"
-        self._consumer = Consumer(self._consumer_config())
+        self._consumer = Consumer(self._consumer_config(), logger=logs.CLIENT_LOGGER)
         self._consumer.subscribe(
             [settings.input_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -235,10 +237,14 @@ class Sidecar:
 
     def _consume(self) -> list[Message]:
         # A consume() that may wait would wait for a full batch: one record is waited for, the rest is taken as it is.
-        first = self._consumer.poll(POLL_SECONDS)
-        if first is None:
-            return []
-        return [first, *self._consumer.consume(BATCH - 1, 0)]
+        try:
+            first = self._consumer.poll(POLL_SECONDS)
+            if first is None:
+                return []
+            return [first, *self._consumer.consume(BATCH - 1, 0)]
+        except CLIENT_ERRORS as error:
+            # What consume() had taken is lost with it, so there is no going on with this consumer.
+            self._raise_lost(client_error(error))
 
     def _fold(self, messages: list[Message]) -> None:
         by_partition: dict[int, list[Record]] = {}
@@ -303,19 +309,24 @@ class Sidecar:
             if owned is not None:
                 self._take_out_of_range(owned)
             return
-        what = meaning(error)
-        if what is Meaning.FENCED:
-            raise FencedError(
-                f"another live replica runs with --instance-id {self._settings.instance_id} and took over: "
-                "give each replica of the group its own"
-            )
-        if what is Meaning.REFUSED:
-            raise refused(error, "consuming")
-        if what is Meaning.LOST:
-            raise RestartError(f"the consumer is done for: {error.str()}")
+        if meaning(error) is not Meaning.WAIT:
+            self._raise_lost(error)
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._health.not_ready = f"topic {self._settings.input_topic!r} is missing"
         logs.warning("the consumer says", error=error.str(), topic=message.topic(), partition=message.partition())
+
+    def _raise_lost(self, error: KafkaError) -> NoReturn:
+        """Raises what follows from an error that ends the consumer."""
+        instance_id = self._settings.instance_id
+        # The client hides the code of a fatal error behind its own.
+        if meaning(error) is Meaning.FENCED or (instance_id is not None and "group.instance.id" in error.str()):
+            raise FencedError(
+                f"another live replica runs with --instance-id {instance_id} and took over: "
+                "give each replica of the group its own"
+            )
+        if meaning(error) is Meaning.REFUSED:
+            raise refused(error, "consuming")
+        raise RestartError(f"the consumer is done for: {error.str()}")
 
     def _take_out_of_range(self, owned: Owned) -> None:
         """The next offset isn't in the log: retention was faster than we, or the log was made anew."""

@@ -44,7 +44,7 @@ class Topics:
         self._is_stopping = is_stopping
         self._turn = turn
         self._pause = pause
-        self._admin = AdminClient({**settings.client_config(), "log_level": 2})
+        self._admin = AdminClient({"log_level": 2, **settings.client_config()}, logger=logs.CLIENT_LOGGER)
 
     def prepare(self) -> None:
         """Returns when all three topics are there and usable.

@@ -14,15 +14,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from stream_metrics.sidecar import logs
 from stream_metrics.sidecar.errors import (
+    CLIENT_ERRORS,
     FencedError,
     KafkaRefusedError,
     Meaning,
     RestartError,
     StoppingError,
+    client_error,
     meaning,
     refused,
 )
@@ -92,7 +94,8 @@ class Transactions:
                 **config,
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": int(timeout_seconds * 1000),
-            }
+            },
+            logger=logs.CLIENT_LOGGER,
         )
 
     def init(self) -> None:
@@ -107,8 +110,8 @@ class Transactions:
             try:
                 self._call(self._producer.init_transactions, CALL_SECONDS, tries=1)
                 return
-            except KafkaException as error:
-                kafka_error: KafkaError = error.args[0]
+            except CLIENT_ERRORS as error:
+                kafka_error = client_error(error)
                 if time.monotonic() - began > INIT_BUDGET_SECONDS:
                     raise KafkaRefusedError(
                         f"no transactions for {self.transactional_id!r} within {INIT_BUDGET_SECONDS:.0f} s: "
@@ -147,8 +150,8 @@ class Transactions:
                     producer.send_offsets_to_transaction, offsets, consumer.consumer_group_metadata(), CALL_SECONDS
                 )
             self._call(producer.commit_transaction, CALL_SECONDS)
-        except KafkaException as error:
-            self._abort(error.args[0])
+        except CLIENT_ERRORS as error:
+            self._abort(client_error(error))
 
     def partition_of(self, topic: str, run_id: str) -> int:
         """Returns the partition that holds a run's results."""
@@ -159,8 +162,15 @@ class Transactions:
         return zlib.crc32(run_id.encode()) % count
 
     def serve(self) -> None:
-        """Lets the client run its callbacks, so that its events don't pile up."""
-        self._producer.poll(0)
+        """Lets the client run its callbacks, so that its events don't pile up.
+
+        Raises:
+            RestartError: The producer is done for.
+        """
+        try:
+            self._producer.poll(0)
+        except CLIENT_ERRORS as error:
+            self._raise_lost(client_error(error))
 
     def close(self) -> None:
         """Throws away what is queued; an open transaction is the broker's to abort, or the replacement's."""
@@ -199,8 +209,8 @@ class Transactions:
         too_large, self._too_large = self._too_large, []
         try:
             self._call(self._producer.abort_transaction, CALL_SECONDS)
-        except KafkaException as aborting:
-            self._raise_lost(aborting.args[0])
+        except CLIENT_ERRORS as aborting:
+            self._raise_lost(client_error(aborting))
         if meaning(error) is Meaning.REFUSED:
             raise refused(error, "committing a transaction") from None
         if too_large or error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -226,8 +236,8 @@ class Transactions:
         while True:
             try:
                 return function(*arguments)
-            except KafkaException as error:
-                kafka_error: KafkaError = error.args[0]
+            except CLIENT_ERRORS as error:
+                kafka_error = client_error(error)
                 if not kafka_error.retriable():
                     if meaning(kafka_error) is Meaning.REFUSED and not kafka_error.txn_requires_abort():
                         raise refused(kafka_error, f"calling {function.__name__}") from None
