@@ -44,6 +44,7 @@ _SUMMARIES: Final = {
     "replay": "fold a file of events and print the results, without a broker",
     "dump": "write the input topic to a file that `replay` reads",
     "produce": "send a file of events to the input topic",
+    "follow": "send the step files that a trainer writes, as it writes them",
     "schema": "print the JSON Schema of events and results",
     "demo": "watch a simulated run with an embedded broker",
 }
@@ -63,6 +64,9 @@ one partition after another, each in the order of its offsets. Joins no group an
 Sends JSON lines to the input topic. An event is checked and keyed by its run_id, so that a run stays on one partition.
 A line of `dump` is sent unchecked with its own key, value and headers (without a key, to its own partition) and a new
 timestamp. Lines that are no event are named and left out, and the exit code is 6.""",
+    "follow": """\
+Sends the step files of a trainer that needs no code for it (verl's rollout_data_dir, prime-rl's output directory) to
+the input topic, and closes each step. Remembers in a file what is sent: it may be stopped and started at any time.""",
     "schema": """\
 Prints the JSON Schema of the events `sample`, `samples` and `close` and of the result `step_metrics`.""",
     "demo": "",
@@ -91,6 +95,7 @@ _EXAMPLES: Final = {
         "stream-metrics produce events.jsonl",
         'echo \'{"type":"close","run_id":"r","step":3}\' | stream-metrics produce -',
     ),
+    "follow": ("stream-metrics follow /data/rollouts --layout verl --run-id run-7",),
     "schema": ("stream-metrics schema > events.schema.json",),
 }
 
@@ -99,9 +104,10 @@ _USAGES: Final = {
     "replay": "stream-metrics replay [--dead-letters FILE] [SETTING...] FILE",
     "dump": "stream-metrics dump [--output FILE] [--partition N] [SETTING...]",
     "produce": "stream-metrics produce [SETTING...] FILE",
+    "follow": "stream-metrics follow DIRECTORY --layout LAYOUT --run-id NAME [SETTING...]",
 }
 
-_WITH_SETTINGS: Final = ("run", "replay", "dump", "produce")
+_WITH_SETTINGS: Final = ("run", "replay", "dump", "produce", "follow")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -157,9 +163,21 @@ def make_parser() -> argparse.ArgumentParser:
     made["dump"].add_argument("--output", metavar="FILE", help="write to this file, not to standard output (-)")
     made["dump"].add_argument("--partition", metavar="N", type=int, help="only this partition")
     made["produce"].add_argument("path", metavar="FILE", help="events in JSON lines; - for standard input")
+    _add_follow(made["follow"])
     for name in _WITH_SETTINGS:
         _add_settings(made[name], name)
     return parser
+
+
+def _add_follow(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIRECTORY", help="what the trainer writes to")
+    parser.add_argument("--layout", required=True, choices=("verl", "prime-rl"), help="whose files they are")
+    parser.add_argument("--run-id", required=True, metavar="NAME", help="the run; the same after a restart")
+    parser.add_argument("--scope", metavar="NAME", help="prefix of the metrics' keys (default: rollout)")
+    parser.add_argument("--attempt", metavar="N", type=int, help="the trainer's try (default: remembered, or the time)")
+    parser.add_argument("--state", metavar="FILE", help="what remembers what is sent (default: a file in DIRECTORY)")
+    parser.add_argument("--settle-seconds", metavar="S", type=float, default=5.0, help="rest that makes a file whole")
+    parser.add_argument("--once", action="store_true", help="send what is there, and end")
 
 
 def _call(arguments: list[str]) -> int:
@@ -176,6 +194,20 @@ def _call(arguments: list[str]) -> int:
         return int(command.main(settings, output=given.output, partition=given.partition))
     if given.command == "produce":
         return int(command.main(settings, path=given.path))
+    if given.command == "follow":
+        return int(
+            command.main(
+                settings,
+                given.directory,
+                given.layout,
+                given.run_id,
+                scope=given.scope,
+                attempt=given.attempt,
+                state=given.state,
+                settle_seconds=given.settle_seconds,
+                is_once=given.once,
+            )
+        )
     return int(command.main(settings))
 
 

@@ -33,8 +33,12 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 _RUN = frozenset({"run"})
 _FOLD = frozenset({"run", "replay"})
-_KAFKA = frozenset({"run", "dump", "produce"})
-_ALL = frozenset({"run", "replay", "dump", "produce"})
+_KAFKA = frozenset({"run", "dump", "produce", "follow"})
+_ALL = frozenset({"run", "replay", "dump", "produce", "follow"})
+_OF_PRODUCERS = frozenset(
+    PREFIX + name for name in ("RUN_ID", "ATTEMPT", "PRODUCER", "PRODUCERS", "SPOOL_DIRECTORY", "DEBUG_DATA")
+)
+"""Variables of the trainers' hooks, which may stand in the environment of a command as well."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SECRET = re.compile(r"password|secret|token|jaas|credential|oauthbearer\.config|key\.pem|ssl\.key$", re.IGNORECASE)
 _KUBERNETES = re.compile(r"\w*(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
@@ -558,7 +562,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def _read_environment(environment: Mapping[str, str], found: list[Problem]) -> dict[str, _Given]:
     given = {}
     for variable, value in environment.items():
-        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or _is_from_kubernetes(variable, value):
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or variable in _OF_PRODUCERS:
+            continue
+        if _is_from_kubernetes(variable, value):
             continue
         definition = _BY_VARIABLE.get(variable)
         if definition is None:

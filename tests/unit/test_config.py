@@ -308,3 +308,14 @@ def test_the_flags_of_run_and_replay_are_those_of_the_contract() -> None:
     assert {"late", "reward-key", "rollout-reward", "remember-steps", "max-samples", "max-runs", "log-format"} <= replay
     assert replay <= run
     assert {definition.name for definition in DEFINITIONS} == run
+
+
+def test_variables_of_the_trainers_hooks_are_no_mistake_of_a_command():
+    environment = {"STREAM_METRICS_RUN_ID": "r", "STREAM_METRICS_ATTEMPT": "3", "STREAM_METRICS_SPOOL_DIRECTORY": "/x"}
+    assert load({}, environment) == load({}, {})
+
+
+def test_every_variable_that_a_hook_reads_is_known_to_the_commands():
+    from stream_metrics.producers.environment import PREFIX, VARIABLES
+
+    load({}, {PREFIX + name: "1" for name in VARIABLES if name not in ("BOOTSTRAP_SERVERS", "KAFKA_CONFIG")})
