@@ -12,6 +12,7 @@ from stream_metrics.events import DeadLetterReason, StepMetrics
 NoticeKind = Literal[
     "attempt_superseded",
     "attempt_far_above",
+    "step_redone",
     "marker_disagrees",
     "window_evicted",
     "floor_dropped",

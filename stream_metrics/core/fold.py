@@ -59,6 +59,10 @@ _FAR_ATTEMPTS: Final = 1_000
 
 _START_TIMES: Final = 10**9
 
+_REDONE_SAMPLES: Final = 4
+_REDONE_EVENTS: Final = 16
+"""So many late samples of a step, and half as many as it had; or so many events in a row too late: it was done again."""
+
 _FAR_STEPS: Final = 1_000
 """A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""
 
@@ -291,7 +295,9 @@ class Fold:
                     "TooLate",
                     f"step {event.step} of attempt {attempt} was published and forgotten (floor {track.floor})",
                 )
+                self._look_for_redone(track, event)
             else:
+                track.too_late = 0
                 self._take_into_window(track, record, offset, event)
         self._make_room(offset)
 
@@ -330,6 +336,17 @@ class Fold:
         self.counts["duplicates"] += len(samples) - taken
         if is_late:
             self.counts["late_samples"] += taken
+            on_time = len(window) - window.late_samples
+            is_much = window.late_samples >= max(_REDONE_SAMPLES, on_time // 2)
+            if is_much and window.reason == "closed" and not window.is_called_redone:
+                window.is_called_redone = True
+                self._say_redone(
+                    window.run_id,
+                    window.scope,
+                    window.attempt,
+                    window.step,
+                    f"{window.late_samples} samples came after this step had closed with {on_time}",
+                )
             if window.is_dirty:
                 self._dirty[window.first_offset] = window
         elif window.state is State.CLOSING and window.is_complete:
@@ -371,6 +388,29 @@ class Fold:
             return
         self._close(track, window, marker.reason or "closed", record, offset)
         self._make_room(offset)
+
+    def _look_for_redone(self, track: Track, event: Event) -> None:
+        track.too_late += 1
+        if track.too_late == _REDONE_EVENTS:
+            run_id, scope = _run(event)
+            self._say_redone(
+                run_id, scope, track.attempt, event.step, f"{track.too_late} events in a row were too late"
+            )
+
+    def _say_redone(self, run_id: str, scope: str, attempt: int, step: int, what: str) -> None:
+        if self.is_replaying:
+            return
+        self.counts["redone_steps"] += 1
+        self._effects.append(
+            Notice(
+                "step_redone",
+                run_id,
+                scope,
+                attempt,
+                step,
+                f"{what}: it looks like a trainer that does steps again; give its events a higher attempt",
+            )
+        )
 
     # --- the end of a window -------------------------------------------------------------------------------------
 

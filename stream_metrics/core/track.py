@@ -24,9 +24,21 @@ class Track:
         closed: How many of the windows are closed.
         last_seen: Offset of the newest event of this run and scope; below 0 for one known from a note only.
         note_bytes: What its floor takes in a note.
+        too_late: Events too late since the last one that wasn't.
     """
 
-    __slots__ = ("_steps", "attempt", "beside", "closed", "floor", "last_seen", "name", "note_bytes", "windows")
+    __slots__ = (
+        "_steps",
+        "attempt",
+        "beside",
+        "closed",
+        "floor",
+        "last_seen",
+        "name",
+        "note_bytes",
+        "too_late",
+        "windows",
+    )
 
     def __init__(self, name: int, attempt: int, last_seen: int) -> None:
         self.name = name
@@ -36,6 +48,7 @@ class Track:
         self.beside: dict[int, int] = {}
         self.windows: dict[int, Window] = {}
         self.closed = 0
+        self.too_late = 0
         self._steps: list[int] = []  # a heap; may hold steps that are no window any more
         self.note_bytes = 0
         self.measure()

@@ -36,6 +36,7 @@ class Window:
         duplicates: Samples dropped as duplicates, as the next result will say.
         late_samples: Samples taken after the close.
         is_dirty: Whether a correction is due.
+        is_called_redone: Whether the operator was told that it looks like a step done again.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Window:
         "duplicates",
         "first_offset",
         "heard",
+        "is_called_redone",
         "is_dirty",
         "last_offset",
         "last_unix_ms",
@@ -90,6 +92,7 @@ class Window:
         self.duplicates = 0
         self.late_samples = 0
         self.is_dirty = False
+        self.is_called_redone = False
         self._uncounted_duplicates = 0
 
     def __len__(self) -> int:

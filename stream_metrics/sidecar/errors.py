@@ -60,8 +60,8 @@ def meaning(error: KafkaError) -> Meaning:
 
 
 CLIENT_ERRORS: Final = (KafkaException, SystemError)
-"""What a client's call may raise. A fatal error comes out of any call that serves callbacks, and where one more callback
-runs before that call is left, Python wraps it in a SystemError."""
+"""What a client's call may raise. A fatal error comes out of any call that serves callbacks, and where one more
+callback runs before that call is left, Python wraps it in a SystemError."""
 
 
 def client_error(error: BaseException) -> KafkaError:

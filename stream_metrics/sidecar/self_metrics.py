@@ -44,6 +44,7 @@ class SelfMetrics:
         self.results = counter("results_total", "On-time results.")
         self.incomplete = counter("incomplete_results_total", "On-time results that were not complete.")
         self.corrections = counter("corrections_total", "Corrected results.")
+        self.redone = counter("redone_steps_total", "Times that late events looked like a step done again.")
         self.evicted = counter("evicted_windows_total", "Steps closed to make room.")
         self.floors_dropped = counter("floors_dropped_total", "Runs forgotten altogether to make room.")
         self.timeouts = counter("timeout_markers_total", "Timeout markers written.")
@@ -75,6 +76,7 @@ class SelfMetrics:
             ("results", self.results),
             ("incomplete_results", self.incomplete),
             ("corrections", self.corrections),
+            ("redone_steps", self.redone),
             ("evicted_windows", self.evicted),
             ("floors_dropped", self.floors_dropped),
         ):
