@@ -61,7 +61,7 @@ _START_TIMES: Final = 10**9
 
 _REDONE_SAMPLES: Final = 4
 _REDONE_EVENTS: Final = 16
-"""So many late samples of a step, and half as many as it had; or so many events in a row too late: it was done again."""
+"""So many late samples of a step, and half as many as it had; or so many events in a row too late: done again."""
 
 _FAR_STEPS: Final = 1_000
 """A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""

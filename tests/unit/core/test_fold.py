@@ -54,7 +54,7 @@ def test_many_events_too_late_in_a_row_look_like_a_step_done_again():
     for _ in range(40):
         log.append(sample(0, 1.0))
     fold = fold_of(log)
-    assert [kind for kind in notices(fold)] == ["step_redone"]
+    assert notices(fold) == ["step_redone"]
 
 
 def test_an_attempt_far_above_the_others_is_said():
