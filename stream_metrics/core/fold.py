@@ -10,6 +10,7 @@ Rules that recovery stands on:
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -108,7 +109,21 @@ class Fold:
     # --- what the shell asks for ---------------------------------------------------------------------------------
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Folds records in the order of their offsets.
+        """Folds records in the order of their offsets."""
+        start = 0
+        while start < len(records):
+            end = len(records)
+            if not self.is_replaying:
+                first = records[start].offset()
+                if first >= self._next_check:
+                    self._forget_unseen(first)
+                if records[-1].offset() >= self._next_check:
+                    end = bisect_left(records, self._next_check, lo=start, key=_offset_of)
+            self._feed(records if end - start == len(records) else records[start:end])
+            start = end
+
+    def _feed(self, records: Sequence[Record]) -> None:
+        """Folds records among which there is nothing to look for.
 
         Samples in a row that are of one open window are taken together; this changes the speed and nothing else.
         """
@@ -118,14 +133,6 @@ class Fold:
         track: Track | None = None
         run_id = scope = attempt = step = None
         for place, record in enumerate(records):
-            offset = record.offset()
-            if offset >= self._next_check and not self.is_replaying:
-                if row:
-                    assert window is not None and track is not None
-                    self._take_row(track, window, row, records, row_end)
-                    row = []
-                    window = None
-                self._forget_unseen(offset)
             try:
                 event: Event | None = decode_fast(record.value())  # type: ignore[arg-type]  # None raises TypeError
             except (msgspec.MsgspecError, RecursionError, ValueError, TypeError):
@@ -150,7 +157,7 @@ class Fold:
                 event = self._decode(record)
                 if event is None:
                     continue
-            self._take(record, offset, event)
+            self._take(record, record.offset(), event)
             if type(event) is Sample:
                 run_id, scope, attempt, step = event.run_id, event.scope, event.attempt, event.step
                 track = self._find(event)
@@ -643,6 +650,10 @@ class Fold:
 def _run(event: Event) -> tuple[str, str]:
     run_id, scope = event.run_id, event.scope
     return (DEFAULT_RUN_ID if run_id is None else run_id, DEFAULT_SCOPE if scope is None else scope)
+
+
+def _offset_of(record: Record) -> int:
+    return record.offset()
 
 
 def _content_type(record: Record) -> str | None:
