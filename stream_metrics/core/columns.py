@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import chain
 from typing import Any, Final
 
-from stream_metrics.core.named import ABSENT, NOT_FINITE, Named, number_of
+from stream_metrics.core.named import ABSENT, NOT_FINITE, NamedNumbers, NamedSamples, number_of
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.events import MAX_INTEGER, Identifier, SampleFields
 
@@ -23,15 +23,16 @@ __all__ = ["ABSENT", "ABSENT_LENGTH", "NOT_FINITE", "NO_POSITION", "NO_VERSION",
 
 NO_POSITION: Final = 2**63 - 1
 ABSENT_LENGTH: Final = -(2**63)
-NO_VERSION: Final = -1
+NO_VERSION: Final = -(2**63)
 
+_COMPLETED: Final = 1
 TRUNCATED: Final = 2
 ABORTED: Final = 3
 FAILED: Final = 4
 _OTHER_STATUS: Final = 5
 _STATUS_CODES: Final[dict[str | None, int]] = {
     None: 0,
-    "completed": 1,
+    "completed": _COMPLETED,
     "truncated": TRUNCATED,
     "aborted": ABORTED,
     "failed": FAILED,
@@ -60,8 +61,8 @@ class Columns:
         length: Per sample, `effective_response_length` or else `response_length` as sent, `ABSENT_LENGTH` for none;
             None while no sample has one.
         status: Per sample, a code: 0 for none, `TRUNCATED`, `ABORTED`, `FAILED`, or another; None while none has one.
-        oldest_version: Per sample, the lowest number among its weight versions, `NO_VERSION` for none; None while no
-            sample has any version.
+        oldest_version: Per sample, the lowest number from 0 to 2^53 - 1 among its weight versions, or its only number,
+            whatever it is; `NO_VERSION` for none; None while no sample has any version.
         values: The numbers that samples carry by name; None while none does.
         components: The numbers in reward objects by name; None while there is none.
         sources: The samples by `data_source`; None while none has one.
@@ -69,7 +70,7 @@ class Columns:
         groups: From `group_index` to the group's number.
         num_raw_rewards: Samples that carry `metadata.raw_reward`, whatever it holds.
         num_mixed_versions: Samples with more than one distinct weight version.
-        num_invalid_versions: Samples with a negative weight version or one past 2^53.
+        num_invalid_versions: Samples with such a number that isn't in `oldest_version`.
         first_has_raw_reward: Whether the step's first sample carries it.
     """
 
@@ -110,9 +111,9 @@ class Columns:
         self.length: array[int] | None = None
         self.status: bytearray | None = None
         self.oldest_version: array[int] | None = None
-        self.values: Named | None = None
-        self.components: Named | None = None
-        self.sources: Named | None = None
+        self.values: NamedNumbers | None = None
+        self.components: NamedNumbers | None = None
+        self.sources: NamedSamples | None = None
         self.rollout_group = array("i")
         self.groups: dict[Identifier | None, int] = {}
         self.num_raw_rewards = 0
@@ -155,6 +156,7 @@ class Columns:
             or self.raw_reward is not None
             or self.position is not None
             or self.oldest_version is not None
+            or self.sources is not None
             or type(reward) is not float
             or not -_LARGE < reward < _LARGE
             or length is None
@@ -198,7 +200,7 @@ class Columns:
             self._take_sources([sample.data_source for sample in samples], before)
             self._take_values([sample.values for sample in samples], before)
         self._take_rewards(samples, before)
-        self._take_statuses([sample.status for sample in samples], before)
+        self._take_statuses(samples, before)
         self._take_rollouts(samples)
         return len(samples)
 
@@ -209,6 +211,12 @@ class Columns:
         seen = self._sample_ids
         if seen is None:
             seen = self._sample_ids = set()
+        fresh = set(ids)
+        without = ids.count(None) if None in fresh else 0
+        fresh.discard(None)
+        if len(fresh) + without == len(ids) and seen.isdisjoint(fresh):
+            seen.update(fresh)  # type: ignore[arg-type]
+            return samples
         new = []
         for sample, sample_id in zip(samples, ids, strict=True):
             if sample_id is not None:
@@ -228,6 +236,8 @@ class Columns:
             self.position.extend(array("q", [NO_POSITION]) * count)
         if self.oldest_version is not None:
             self.oldest_version.extend(array("q", [NO_VERSION]) * count)
+        if self.sources is not None:
+            self.sources.extend([None] * count)
 
     def _take_rollouts(self, samples: Sequence[SampleFields]) -> None:
         groups, by_rollout_id, by_index = self.groups, self._by_rollout_id, self._by_index
@@ -284,7 +294,7 @@ class Columns:
         ]
         self.reward.extend(array("d", map(number_of, chosen)))
         if self.components is None:
-            self.components = Named(self._max_names)
+            self.components = NamedNumbers(self._max_names)
         self.components.take_numbers(objects, before)
 
     def _take_raw_rewards(self, samples: Sequence[SampleFields], before: int) -> None:
@@ -292,20 +302,23 @@ class Columns:
             self.first_has_raw_reward = _has_raw_reward(samples[0])
         metadata = [sample.metadata for sample in samples]
         raw_rewards = [None if one is None else one.raw_reward for one in metadata]
-        absent = raw_rewards.count(None)
+        made = _finite(raw_rewards)
+        absent = raw_rewards.count(None) if made is None else 0
         if self.raw_reward is None:
             if absent == len(raw_rewards):
                 return
             self.raw_reward = array("d", [ABSENT]) * before
         self.num_raw_rewards += len(raw_rewards) - absent
-        made = _finite(raw_rewards)
         self.raw_reward.extend(array("d", map(number_of, raw_rewards)) if made is None else made)
 
     def _take_positions(self, samples: Sequence[SampleFields], before: int) -> None:
         """Finds out whether the first sample of the step is among these, and keeps positions where they are needed."""
         positions = [sample.position for sample in samples]
         if not _all_none(positions):
-            lowest = min(position for position in positions if position is not None)
+            try:
+                lowest: int = min(positions)  # type: ignore[type-var, assignment]
+            except TypeError:
+                lowest = min(position for position in positions if position is not None)
             if self._first_position is None or lowest < self._first_position:
                 self._first_position = lowest
                 self.first_has_raw_reward = _has_raw_reward(samples[positions.index(lowest)])
@@ -345,12 +358,15 @@ class Columns:
             )
         self.length.extend(made)
 
-    def _take_statuses(self, statuses: list[str | None], before: int) -> None:
+    def _take_statuses(self, samples: Sequence[SampleFields], before: int) -> None:
         if self.status is None:
-            if _all_none(statuses):
+            if _all_none([sample.status for sample in samples]):
                 return
             self.status = bytearray(before)
-        self.status.extend(bytes(map(_STATUS_CODES.get, statuses, repeat(_OTHER_STATUS))))
+        codes = bytearray([_COMPLETED]) * len(samples)
+        for place in [place for place, sample in enumerate(samples) if sample.status != "completed"]:
+            codes[place] = _STATUS_CODES.get(samples[place].status, _OTHER_STATUS)
+        self.status.extend(codes)
 
     def _take_versions(self, versions: list[list[Identifier] | None], before: int) -> None:
         if self.oldest_version is None:
@@ -386,15 +402,16 @@ class Columns:
         return oldest
 
     def _take_sources(self, sources: list[str | None], before: int) -> None:
-        if not _all_none(sources):
-            if self.sources is None:
-                self.sources = Named(self._max_names)
-            self.sources.take_names(sources, before)
+        if self.sources is None:
+            if _all_none(sources):
+                return
+            self.sources = NamedSamples(self._max_names, before)
+        self.sources.extend(sources)
 
     def _take_values(self, values: list[dict[str, Any] | None], before: int) -> None:
         if not _all_none(values):
             if self.values is None:
-                self.values = Named(self._max_names)
+                self.values = NamedNumbers(self._max_names)
             self.values.take_numbers(values, before)
 
 
@@ -441,13 +458,15 @@ def _integers(numbers: Sequence[int | None]) -> array[int] | None:
 
 def _single_versions(versions: Sequence[list[Identifier] | None]) -> array[int] | None:
     """Returns the versions as an array where each sample has one, a number."""
-    try:
-        if sum(map(len, versions)) != len(versions):  # type: ignore[arg-type]
-            return None
-        made: array[int] = array("q", [one[0] for one in versions])  # type: ignore[index, misc]
-    except (TypeError, IndexError, OverflowError):
+    if not all(versions):
         return None
-    return made if min(made) >= 0 and max(made) <= MAX_INTEGER else None
+    numbers = list(chain.from_iterable(versions))  # type: ignore[arg-type]
+    if len(numbers) != len(versions):
+        return None
+    try:
+        return array("q", numbers)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return None
 
 
 def _cut(position: int) -> int:

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stream_metrics.core.columns import ABSENT_LENGTH
-from stream_metrics.core.exact import Bools, Floats, Ints, equal_values, exact_means, exact_stds, exact_sums
+from stream_metrics.core.columns import ABSENT_LENGTH, NO_VERSION
+from stream_metrics.core.exact import Bools, Floats, Ints, equal_values, exact_mean, exact_means, exact_stds, exact_sums
 from stream_metrics.core.named import fold_counts
 from stream_metrics.core.settings import FoldSettings, RolloutReward
 from stream_metrics.core.window import Window
@@ -98,6 +98,11 @@ class StepView:
         return rollout_rewards(self.rewards[samples], rollout, position, num_rollouts, self.settings.rollout_reward)
 
     @cached_property
+    def agreeing(self) -> tuple[Floats, Bools]:
+        """(rollouts,) a usable reward of one of its samples, NaN for none, and whether all of them have the same."""
+        return equal_values(self.usable_rewards, self.rollout[self.usable], self.num_rollouts)
+
+    @cached_property
     def is_scored(self) -> Bools:
         """(rollouts,) whether the rollout has a usable reward."""
         return np.isfinite(self.rollout_rewards)
@@ -106,6 +111,16 @@ class StepView:
     def scores(self) -> Floats:
         """(scored rollouts,) their rewards."""
         return self.rollout_rewards[self.is_scored]
+
+    @cached_property
+    def mean_score(self) -> float:
+        """The mean of `scores`."""
+        return exact_mean(self.scores)
+
+    @cached_property
+    def mean_reward(self) -> float:
+        """The mean of `usable_rewards`."""
+        return exact_mean(self.usable_rewards)
 
     @cached_property
     def score_percentiles(self) -> tuple[float, float, float]:
@@ -166,10 +181,12 @@ class StepView:
     @cached_property
     def flat_groups(self) -> Floats:
         """(groups,) the reward of all usable samples of the group, NaN where they aren't equal or there are none."""
-        group = self.rollout_group[self.rollout[self.usable]]
-        is_grouped = group != self.null_group
-        some, is_equal = equal_values(self.usable_rewards[is_grouped], group[is_grouped], self.num_all_groups)
-        return np.where(is_equal, some, np.nan)
+        some, is_equal = self.agreeing
+        grouped = np.flatnonzero(~np.isnan(some) & (self.rollout_group != self.null_group))
+        group = self.rollout_group[grouped]
+        of_group, is_flat = equal_values(some[grouped], group, self.num_all_groups)
+        is_flat[group[~is_equal[grouped]]] = False
+        return np.where(is_flat, of_group, np.nan)
 
     @cached_property
     def flat_counts(self) -> dict[float, int]:
@@ -222,13 +239,20 @@ class StepView:
         return np.zeros(0, dtype=np.uint8) if column is None else np.array(column, dtype=np.uint8)
 
     @cached_property
-    def oldest_versions(self) -> Ints:
-        """(samples with one,) the lowest of their weight versions."""
+    def version_column(self) -> Ints:
+        """(samples,) the lowest weight version, as sent; (0,) where no sample has one."""
         column = self.columns.oldest_version
-        if column is None:
-            return np.zeros(0, dtype=np.int64)
-        versions = ints(column)
-        return versions[versions >= 0]
+        return np.zeros(0, dtype=np.int64) if column is None else ints(column)
+
+    @cached_property
+    def oldest_versions(self) -> Ints:
+        """(samples with one,) the lowest of their weight versions from 0 to 2^53 - 1."""
+        return self.version_column[(self.version_column >= 0) & (self.version_column <= MAX_INTEGER)]
+
+    @cached_property
+    def num_invalid_versions(self) -> int:
+        sent = int(np.count_nonzero(self.version_column != NO_VERSION))
+        return self.columns.num_invalid_versions + sent - len(self.oldest_versions)
 
     # --- names ---------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from stream_metrics.core.exact import equal_values
 from stream_metrics.core.metrics.metric import Metric, Number
 from stream_metrics.core.view import StepView
 
@@ -98,9 +97,8 @@ def disagreeing_rollouts(view: StepView) -> int:
     Cost: O(samples).
     Source: own.
     """
-    _, is_equal = equal_values(view.usable_rewards, view.rollout[view.usable], view.num_rollouts)
-    has_some = np.bincount(view.rollout[view.usable], minlength=view.num_rollouts) > 0
-    return int(np.count_nonzero(has_some & ~is_equal))
+    some, is_equal = view.agreeing
+    return int(np.count_nonzero(~np.isnan(some) & ~is_equal))
 
 
 def missing_rewards(view: StepView) -> int:
@@ -164,11 +162,11 @@ def invalid_weight_versions(view: StepView) -> int | None:
 
     Formula: |{s : a numeric version of s is not in 0 … 2^53 − 1}|.
     Unit: samples.
-    Cost: O(1).
+    Cost: O(samples).
     Source: own.
     Appears: where it isn't 0.
     """
-    return view.columns.num_invalid_versions or None
+    return view.num_invalid_versions or None
 
 
 def invalid_values(view: StepView) -> int | None:

@@ -8,13 +8,16 @@ import numpy as np
 
 from stream_metrics.core.exact import Ints, exact_mean, exact_means
 from stream_metrics.core.metrics.metric import Metric, Number
-from stream_metrics.core.named import Named, Observations
+from stream_metrics.core.named import OTHER, NamedNumbers, Observations
 from stream_metrics.core.view import StepView, ints
 
 
-def _by_rollout(view: StepView, observations: Observations) -> float:
-    numbers, count = _renumbered(view, ints(observations.sample))
-    return exact_mean(exact_means(np.array(observations.value), numbers, count))
+def _by_rollout(view: StepView, name: str, observations: Observations) -> float:
+    values = np.array(observations.value)
+    if name != OTHER and len(values) == view.num_samples:  # all samples have it, once each
+        return exact_mean(exact_means(values, view.rollout, view.num_rollouts))
+    numbers, count = _renumbered(view, ints(observations.samples()))
+    return exact_mean(exact_means(values, numbers, count))
 
 
 def _renumbered(view: StepView, samples: Ints) -> tuple[Ints, int]:
@@ -37,7 +40,7 @@ def value_by_sample(view: StepView) -> dict[str, float]:
     Source: own; prefix-cache hits, accept rates, tool calls, turns and non-generation time travel so.
     Appears: with such a value. Where this catalogue has the name, it is left out (`clashing_names`).
     """
-    values = view.columns.values or Named(0)
+    values = view.columns.values or NamedNumbers(0)
     return {name: exact_mean(np.array(observations.value)) for name, observations in values.items()}
 
 
@@ -50,8 +53,8 @@ def value_by_rollout(view: StepView) -> dict[str, float]:
     Source: own.
     Appears: with such a value. Where the name is taken, it is left out (`clashing_names`).
     """
-    values = view.columns.values or Named(0)
-    return {f"episode_{name}": _by_rollout(view, observations) for name, observations in values.items()}
+    values = view.columns.values or NamedNumbers(0)
+    return {f"episode_{name}": _by_rollout(view, name, observations) for name, observations in values.items()}
 
 
 def reward_component(view: StepView) -> dict[str, float]:
@@ -63,8 +66,8 @@ def reward_component(view: StepView) -> dict[str, float]:
     Source: own.
     Appears: with a reward object that has the component.
     """
-    components = view.columns.components or Named(0)
-    return {f"reward/{name}": _by_rollout(view, observations) for name, observations in components.items()}
+    components = view.columns.components or NamedNumbers(0)
+    return {f"reward/{name}": _by_rollout(view, name, observations) for name, observations in components.items()}
 
 
 def by_data_source(view: StepView) -> dict[str, Number]:
@@ -78,9 +81,7 @@ def by_data_source(view: StepView) -> dict[str, Number]:
     """
     made: dict[str, Number] = {}
     is_usable = np.isfinite(view.rewards)
-    for name, observations in (view.columns.sources or Named(0)).items():
-        samples = ints(observations.sample)
-        samples.sort()  # log order, which folding names may have broken
+    for name, samples in view.columns.sources.items() if view.columns.sources else ():
         numbers, count = _renumbered(view, samples)
         usable = is_usable[samples]
         rewards = view.rewards_of(samples[usable], numbers[usable], count)

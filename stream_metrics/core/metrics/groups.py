@@ -98,17 +98,17 @@ def passrate(view: StepView) -> dict[str, float]:
     Appears: with a scored rollout in a group.
     """
     has_some = view.group_sizes > 0
-    pairs, counts = np.unique(
-        np.stack([view.group_sizes[has_some], view.group_passes[has_some]], axis=1), axis=0, return_counts=True
+    largest = int(view.group_sizes.max(initial=0))
+    alike, counts = np.unique(
+        view.group_sizes[has_some] * (largest + 1) + view.group_passes[has_some], return_counts=True
     )
+    groups = [(*divmod(code, largest + 1), count) for code, count in zip(alike.tolist(), counts.tolist(), strict=True)]
     made = {}
     k = 1
-    while k <= (int(pairs[:, 0].max()) if len(pairs) else 0):
-        shares = [
-            (pass_at_k(n, c, k), count) for (n, c), count in zip(pairs.tolist(), counts.tolist(), strict=True) if n >= k
-        ]
-        total = sum(count for _, count in shares)
-        made[f"passrate/pass@{k}"] = min(1.0, math.fsum(share * count for share, count in shares) / total)
+    while k <= largest:
+        total = sum(count for n, _, count in groups if n >= k)
+        shares = math.fsum(pass_at_k(n, c, k) * count for n, c, count in groups if n >= k)
+        made[f"passrate/pass@{k}"] = min(1.0, shares / total)
         k *= 2
     return made
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from stream_metrics.core.exact import exact_mean, exact_means, exact_stds
+from stream_metrics.core.exact import exact_mean, exact_means, exact_std
 from stream_metrics.core.metrics.metric import Metric
 from stream_metrics.core.view import StepView
 
@@ -20,7 +20,7 @@ def episode_raw_reward(view: StepView) -> float:
     Cost: O(samples), about 50 ns each.
     Source: the metric of this name in miles.
     """
-    return exact_mean(view.scores)
+    return view.mean_score
 
 
 def raw_reward(view: StepView) -> float:
@@ -31,7 +31,7 @@ def raw_reward(view: StepView) -> float:
     Cost: O(samples).
     Source: `rollout/raw_reward` in miles and slime.
     """
-    return exact_mean(view.usable_rewards)
+    return view.mean_reward
 
 
 def weighting_gap(view: StepView) -> float:
@@ -42,7 +42,7 @@ def weighting_gap(view: StepView) -> float:
     Cost: O(samples).
     Source: own.
     """
-    return raw_reward(view) - episode_raw_reward(view)
+    return view.mean_reward - view.mean_score
 
 
 def group_mean_reward(view: StepView) -> float:
@@ -68,8 +68,7 @@ def episode_raw_reward_std(view: StepView) -> float | None:
     Source: numpy.std with ddof 0.
     Appears: with a scored rollout.
     """
-    scores = view.scores
-    return float(exact_stds(scores, np.zeros(len(scores), dtype=np.int64), 1)[0]) if len(scores) else None
+    return exact_std(view.scores) if len(view.scores) else None
 
 
 def episode_raw_reward_min(view: StepView) -> float | None:
