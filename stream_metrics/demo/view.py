@@ -135,8 +135,12 @@ class View:
 
     def _table(self, rows: Sequence[Row]) -> Table:
         table = Table(pad_edge=False, box=None, header_style="bold", padding=(0, 1, 0, 0))
-        for above, below in _HEADS:
-            table.add_column(Text(self._plain(f"{above}\n{below}")), justify="right" if below else "left", no_wrap=True)
+        for number, (above, below) in enumerate(_HEADS):
+            # A bar must be to the left: anywhere else its blanks are stripped.
+            is_number = number < _NUMBERS
+            table.add_column(
+                Text(self._plain(f"{above}\n{below}")), justify="right" if is_number else "left", no_wrap=True
+            )
         for row in rows:
             step, samples, rollouts, by_sample, by_rollout, gap, bar, note = map(self._plain, _cells(row))
             colour = _colour(row.gap)
@@ -169,9 +173,12 @@ _HEADS: Final = (
     ("reward by", "sample"),
     ("reward by", "rollout"),
     ("", "gap"),
-    ("by sample reads", " too low│too high"),
+    (" by sample reads ", " too low│too high"),
     ("", ""),
 )
+_NUMBERS: Final = 6
+"""So many columns, from the first, hold numbers."""
+
 _WIDTHS: Final = (4, 7, 8, 9, 9, 6, 2 * BAR_WIDTH + 1, 0)
 _ASCII: Final = {ord("█"): "#", ord("│"): "|", ord("×"): "x", ord("→"): "->", ord("−"): "-", ord("…"): "..."}
 

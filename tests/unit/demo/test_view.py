@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_without_a_terminal_there_are_plain_lines() -> None:
         view.add(row(by_sample=0.25))
     assert stream.getvalue().splitlines() == [
         "A paragraph.",
-        "                      reward by reward by          by sample reads",
+        "                      reward by reward by         by sample reads",
         "step samples rollouts    sample   rollout    gap  too low│too high",
         "   3       4        2     0.750     0.500 +0.250         │███████  a note",
         "   3       4        2     0.250     0.500 -0.250  ███████│",
@@ -132,6 +133,20 @@ def test_on_a_terminal_the_whole_table_stays(monkeypatch: pytest.MonkeyPatch) ->
     last = stream.getvalue().rsplit("step", 1)[1]
     assert len(last.splitlines()) == 41
     assert "correction +1" in last
+
+
+def test_on_a_terminal_all_bars_have_one_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = TextStream(is_terminal=True)
+    with View(stream) as view:
+        for by_sample in (0.0, 0.4, 0.5, 0.6, 1.0):
+            view.add(row(by_sample=by_sample, note="correction +4"))
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).rsplit("by sample reads", 1)[1].splitlines()[1:]
+    assert len(last) == 6
+    assert {line.index("│") for line in last} == {last[0].index("│")}
+    assert all(line.rstrip().endswith(" correction +4") for line in last[1:])
 
 
 def test_what_looks_like_markup_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
