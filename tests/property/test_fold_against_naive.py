@@ -26,6 +26,7 @@ def flat(result: Any) -> dict[str, Any]:
 
 
 def assert_same(got: dict[str, Any], want: dict[str, Any]) -> None:
+    assert got.keys() == want.keys()
     for name, value in want.items():
         if isinstance(value, float):
             assert math.isclose(got[name], value, rel_tol=1e-12, abs_tol=1e-12), name

@@ -22,8 +22,8 @@ REAL = [
     msgspec.msgpack.encode({"type": "sample", "step": 3, "reward": 1.5, "status": "truncated", "response_length": 7}),
 ]
 PIECES = [
-    b"NaN", b"-Infinity", b"1e999", b"9" * 400, b"9" * 5000, b"-1", b"null", b"true", b'""', b"[" * 2000, b'{"a":' * 500,
-    b"\xff\xfe", b"\\ud800", b"\x00", b'"' + b"x" * 3000 + b'"', b"9007199254740993", b"[]", b"{}", b"1.0",
+    b"NaN", b"-Infinity", b"1e999", b"9" * 400, b"9" * 5000, b"-1", b"null", b"true", b'""', b"[" * 2000,
+    b'{"a":' * 500, b"\xff\xfe", b"\\ud800", b"\x00", b'"' + b"x" * 3000 + b'"', b"9007199254740993", b"[]", b"{}", b"1.0",
 ]  # fmt: skip
 
 

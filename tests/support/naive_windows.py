@@ -1,18 +1,17 @@
 """The life of steps as the design tells it, in the plainest way: lists, no columns, no batches, no floors.
 
-An oracle for `core.fold`; shares nothing with it but the decoder. It leaves out what bounds memory (eviction,
-forgetting by offsets), so its logs must stay below those bounds.
+An oracle for `core.fold`; shares nothing with it but the decoder, and takes the metrics from `naive`. It leaves out what
+bounds memory (eviction, forgetting by offsets), so its logs must stay below those bounds.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.events import EventError, Sample, SampleBatch, StepClose, decode
+from tests.support.naive import naive_metrics, published
 
 
 @dataclass
@@ -20,7 +19,7 @@ class Step:
     run: tuple[str, str]
     attempt: int
     step: int
-    samples: list[tuple[Any, tuple[int, int]]] = field(default_factory=list)
+    samples: list[Any] = field(default_factory=list)
     markers: dict[str, StepClose] = field(default_factory=dict)
     seen_ids: set[Any] = field(default_factory=set)
     duplicates: int = 0
@@ -47,60 +46,17 @@ class Step:
             "complete": self.condition_holds() and self.closed_by not in ("superseded", "data_lost"),
             "reason": self.closed_by,
             "late_samples": self.late,
-            **metrics_of([sample for sample, _ in self.samples], [place for _, place in self.samples], settings),
-            "duplicate_samples": self.duplicates,
+            **self.metrics(settings),
         }
 
-
-def metrics_of(samples: list[Any], places: list[tuple[int, int]], settings: FoldSettings) -> dict[str, Any]:
-    """The definition of the two metrics and the data-quality counts, word by word."""
-    carrying = [sample for sample in samples if sample.position is not None]
-    first = min(carrying, key=lambda one: one.position) if carrying else (samples[0] if samples else None)
-    uses_metadata = first is not None and _raw(first) is not None
-    rollouts: dict[Any, list[float]] = {}
-    groups = set()
-    missing = nonfinite = 0
-    usable = []
-    for sample, place in zip(samples, places, strict=True):
-        group = ("group", type(sample.group_index).__name__, sample.group_index)
-        groups.add(group)
-        if sample.rollout_id is not None:
-            key: Any = ("rollout", group, type(sample.rollout_id).__name__, sample.rollout_id)
-        elif sample.index is not None:
-            key = ("sample", group, sample.index)
-        else:
-            key = ("position", group, place)
-        values = rollouts.setdefault(key, [])
-        reward = _raw(sample) if uses_metadata else sample.reward
-        if isinstance(reward, dict) and not uses_metadata:
-            reward = reward.get(settings.reward_key) if settings.reward_key is not None else None
-        if not isinstance(reward, (int, float)):
-            missing += 1
-        elif not math.isfinite(reward):
-            nonfinite += 1
-        else:
-            values.append(float(reward))
-            usable.append(float(reward))
-    means = [_mean(values) for values in rollouts.values() if values]
-    having = sum(_raw(sample) is not None for sample in samples)
-    return {
-        "num_training_samples": len(samples),
-        "num_rollouts": len(rollouts),
-        "num_groups": len(groups),
-        "episode_raw_reward": _mean(means),
-        "raw_reward": _mean(usable),
-        "missing_rewards": missing,
-        "nonfinite_rewards": nonfinite,
-        "mixed_reward_sources": int(0 < having < len(samples)),
-    }
-
-
-def _raw(sample: Any) -> Any:
-    return None if sample.metadata is None else sample.metadata.raw_reward
-
-
-def _mean(values: list[float]) -> float:
-    return float(sum(map(Fraction, values)) / len(values)) if values else 0.0
+    def metrics(self, settings: FoldSettings) -> dict[str, Any]:
+        dropped: dict[str, int] = {}
+        for marker in self.markers.values():
+            for reason, count in (marker.dropped or {}).items():
+                dropped[reason] = dropped.get(reason, 0) + count
+        return published(
+            naive_metrics(self.samples, settings, step=self.step, dropped=dropped, duplicates=self.duplicates)
+        )
 
 
 @dataclass
@@ -176,8 +132,7 @@ def tell(records: list[Any], settings: FoldSettings) -> Told:
                 told.dead_letters.append((offset, "late"))
                 continue
             step.seen_ids |= {item.sample_id for item in new if item.sample_id is not None}
-            numbered = {id(item): place for place, item in enumerate(items)}
-            step.samples += [(item, (offset, numbered[id(item)])) for item in new]
+            step.samples += new
             step.duplicates_since_change += len(items) - len(new)
             if step.closed_by is None:
                 step.duplicates += step.duplicates_since_change
