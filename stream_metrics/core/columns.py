@@ -13,13 +13,13 @@ import math
 from array import array
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 from stream_metrics.core.named import ABSENT, NOT_FINITE, NamedNumbers, NamedSamples, number_of
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.events import MAX_INTEGER, Identifier, SampleFields
 
-__all__ = ["ABSENT", "ABSENT_LENGTH", "NOT_FINITE", "NO_POSITION", "NO_VERSION", "Columns", "number_of"]
+__all__ = ["ABSENT", "ABSENT_LENGTH", "NOT_FINITE", "NO_POSITION", "NO_VERSION", "Columns", "RolloutKey", "number_of"]
 
 NO_POSITION: Final = 2**63 - 1
 ABSENT_LENGTH: Final = -(2**63)
@@ -47,6 +47,14 @@ _FEW: Final = 6
 """From so many samples on work by columns is quicker than taking them one by one."""
 
 _LARGE: Final = 1e300
+
+
+class RolloutKey(NamedTuple):
+    """What tells one rollout of a window from the others."""
+
+    kind: Literal["rollout", "sample", "position"]
+    group_index: Identifier | None
+    identity: Identifier | None
 
 
 class Columns:
@@ -146,6 +154,21 @@ class Columns:
                     return place + self._take_row(samples[place:])
             return len(samples)
         return self._take_row(samples)
+
+    def rollout_keys(self) -> list[RolloutKey]:
+        """Returns the key of each rollout; those of one sample that has no identity but its place have None for it.
+
+        Cost: O(rollouts). For people who look into a window; nothing that is computed needs it.
+        """
+        group_indices = list(self.groups)
+        made = [RolloutKey("position", group_indices[group], None) for group in self.rollout_group]
+        for group, by_rollout_id in enumerate(self._by_rollout_id):
+            for rollout_id, number in by_rollout_id.items():
+                made[number] = RolloutKey("rollout", group_indices[group], rollout_id)
+        for group, by_index in self._by_index.items():
+            for index, number in by_index.items():
+                made[number] = RolloutKey("sample", group_indices[group], index)
+        return made
 
     def _take_one(self, sample: SampleFields) -> bool:
         """Takes a plain sample such as there are already, and returns whether it did: rows are long or very short."""
