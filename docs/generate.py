@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from stream_metrics.config import DEFINITIONS
+from stream_metrics.core import catalogue_docs
 from stream_metrics.exit_codes import MEANINGS
 
 ROOT = Path(__file__).parent.parent
@@ -40,18 +41,18 @@ def generated() -> dict[Path, str]:
     text = readme.read_text()
     text = with_part(text, "settings", settings_table())
     text = with_part(text, "exit codes", exit_codes_table())
-    return {readme: text}
+    return {readme: text, ROOT / "docs" / "metrics.md": catalogue_docs.render()}
 
 
 def main() -> int:
     stale = [path for path, text in generated().items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
-            print(f"{path.relative_to(ROOT)} is not current: run python docs/generate.py", file=sys.stderr)
+            sys.stderr.write(f"{path.relative_to(ROOT)} is not current: run python docs/generate.py\n")
         return bool(stale)
     for path in stale:
         path.write_text(generated()[path])
-        print(f"wrote {path.relative_to(ROOT)}")
+        sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
     return 0
 
 

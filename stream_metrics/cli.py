@@ -42,6 +42,7 @@ A setting comes from the first of: its flag, its variable (in brackets), its key
 _SUMMARIES: Final = {
     "run": "fold the input topic and publish results, exactly once",
     "replay": "fold a file of events and print the results, without a broker",
+    "explain": "show where the numbers of one step come from",
     "dump": "write the input topic to a file that `replay` reads",
     "produce": "send a file of events to the input topic",
     "follow": "send the step files that a trainer writes, as it writes them",
@@ -57,6 +58,9 @@ the partitions.""",
     "replay": """\
 Folds a log in JSON lines, written by `dump` or with one bare event a line, by the same rules as `run`, and prints one
 result a line. Steps still open at the end are named on standard error.""",
+    "explain": """\
+Folds a log as `replay` does and shows one step: its rollouts with their samples and rewards, the groups without spread,
+and what is missing or odd. For the day somebody doubts the curve.""",
     "dump": """\
 Writes the committed records of the input topic, from the start of its log to the end as it stands now, as JSON lines:
 one partition after another, each in the order of its offsets. Joins no group and commits nothing.""",
@@ -87,6 +91,10 @@ _EXAMPLES: Final = {
         "stream-metrics replay log.jsonl --rollout-reward last",
         "stream-metrics dump | stream-metrics replay - --dead-letters rejected.jsonl",
     ),
+    "explain": (
+        "stream-metrics explain 7 log.jsonl --run run-7",
+        "stream-metrics dump | stream-metrics explain 7 - --json | jq .rollouts[0]",
+    ),
     "dump": (
         "stream-metrics dump --output log.jsonl",
         "stream-metrics dump --partition 0 | jq .value.step",
@@ -102,12 +110,13 @@ _EXAMPLES: Final = {
 _USAGES: Final = {
     "run": "stream-metrics run [SETTING...]",
     "replay": "stream-metrics replay [--dead-letters FILE] [SETTING...] FILE",
+    "explain": "stream-metrics explain STEP FILE [--run NAME] [--scope NAME] [--limit N] [--json] [SETTING...]",
     "dump": "stream-metrics dump [--output FILE] [--partition N] [SETTING...]",
     "produce": "stream-metrics produce [SETTING...] FILE",
     "follow": "stream-metrics follow DIRECTORY --layout LAYOUT --run-id NAME [SETTING...]",
 }
 
-_WITH_SETTINGS: Final = ("run", "replay", "dump", "produce", "follow")
+_WITH_SETTINGS: Final = ("run", "replay", "explain", "dump", "produce", "follow")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,6 +169,7 @@ def make_parser() -> argparse.ArgumentParser:
     made["replay"].add_argument(
         "--dead-letters", metavar="FILE", help="write the rejected lines here, with reason and line number"
     )
+    _add_explain(made["explain"])
     made["dump"].add_argument("--output", metavar="FILE", help="write to this file, not to standard output (-)")
     made["dump"].add_argument("--partition", metavar="N", type=int, help="only this partition")
     made["produce"].add_argument("path", metavar="FILE", help="events in JSON lines; - for standard input")
@@ -167,6 +177,15 @@ def make_parser() -> argparse.ArgumentParser:
     for name in _WITH_SETTINGS:
         _add_settings(made[name], name)
     return parser
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("step", metavar="STEP", type=int, help="the step")
+    parser.add_argument("path", metavar="FILE", help="the log in JSON lines; - for standard input")
+    parser.add_argument("--run", metavar="NAME", help="the run, where the log has several")
+    parser.add_argument("--scope", metavar="NAME", help="the scope, where the run has several")
+    parser.add_argument("--limit", metavar="N", type=int, default=20, help="rollouts shown (default: 20)")
+    parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
 
 
 def _add_follow(parser: argparse.ArgumentParser) -> None:
@@ -190,6 +209,18 @@ def _call(arguments: list[str]) -> int:
     command = _command(given.command)
     if given.command == "replay":
         return int(command.main(settings, path=given.path, dead_letters=given.dead_letters))
+    if given.command == "explain":
+        return int(
+            command.main(
+                settings,
+                given.path,
+                given.step,
+                run_id=given.run,
+                scope=given.scope,
+                limit=given.limit,
+                is_json=given.json,
+            )
+        )
     if given.command == "dump":
         return int(command.main(settings, output=given.output, partition=given.partition))
     if given.command == "produce":
@@ -228,7 +259,7 @@ def _unknown(command: str, unknown: list[str]) -> list[Problem]:
     if not flags:
         return [Problem(argument, "is one argument too many") for argument in unknown]
     return [
-        Problem(flag, f"is a flag of {' and '.join(sorted(others[flag].about.commands))}, not of {command}")
+        Problem(flag, f"is a flag of {', '.join(sorted(others[flag].about.commands))}, not of {command}")
         if flag in others
         else Problem(flag, f"is no flag of {command}{suggest(flag, own)}")
         for flag in flags

@@ -32,9 +32,9 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _RUN = frozenset({"run"})
-_FOLD = frozenset({"run", "replay"})
+_FOLD = frozenset({"run", "replay", "explain"})
 _KAFKA = frozenset({"run", "dump", "produce", "follow"})
-_ALL = frozenset({"run", "replay", "dump", "produce", "follow"})
+_ALL = frozenset({"run", "replay", "explain", "dump", "produce", "follow"})
 _OF_PRODUCERS = frozenset(
     PREFIX + name for name in ("RUN_ID", "ATTEMPT", "PRODUCER", "PRODUCERS", "SPOOL_DIRECTORY", "DEBUG_DATA")
 )

@@ -19,6 +19,9 @@ import msgspec
 MAX_INTEGER: Final = 2**53 - 1
 """Largest `step` and `attempt`: the integers that every JSON reader holds exactly."""
 
+MAX_PRODUCERS: Final = 65_536
+"""Most producers that may close one step: what a step remembers of its markers must be bounded."""
+
 DEFAULT_RUN_ID: Final = "default"
 DEFAULT_SCOPE: Final = "rollout"
 MSGPACK: Final = "application/msgpack"
@@ -113,9 +116,9 @@ class StepClose(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True, tag_
     scope: Name | None = DEFAULT_SCOPE
     attempt: Step | None = 0
     producer: Name | None = ""
-    producers: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)] | None = 1
+    producers: Annotated[int, msgspec.Meta(ge=1, le=MAX_PRODUCERS)] | None = 1
     expected_samples: Count | None = None
-    dropped: dict[str, Count] | None = None
+    dropped: Annotated[dict[str, Count], msgspec.Meta(max_length=1024)] | None = None
     reason: CloseReason | None = "closed"
     seen_offset: int | None = None
 

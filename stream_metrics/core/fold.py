@@ -33,6 +33,7 @@ from stream_metrics.core.window import Window, clock_unix_ms
 from stream_metrics.events import (
     DEFAULT_RUN_ID,
     DEFAULT_SCOPE,
+    MAX_PRODUCERS,
     DeadLetterReason,
     Event,
     EventError,
@@ -208,8 +209,11 @@ class Fold:
 
     def note(self, next_offset: int) -> ReplayNote:
         """Returns the note to commit with `next_offset`, the offset after the last record fed."""
+        open_windows = [window.first_offset for window in self.open_windows()]
         return ReplayNote(
             replay_from=self.replay_from(next_offset),
+            open_from=min(open_windows, default=next_offset),
+            num_open=len(open_windows),
             next_check=self._next_check,
             frozen_below=self._frozen_below if self._has_frozen() else 0,
             settings=self.settings.digest(),
@@ -361,6 +365,8 @@ class Fold:
 
     def _take_marker(self, track: Track, window: Window, record: Record, offset: int, marker: StepClose) -> None:
         self.counts["markers"] += 1
+        if len(window.heard) >= MAX_PRODUCERS:
+            return
         if (marker.producer or "") in window.heard:
             if window.disagrees(marker):
                 self._notice(

@@ -53,6 +53,8 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
         settings: Digest of the settings that change results.
         windows: Digest of the windows in memory.
         floors: By the time their run was last seen, oldest first.
+        open_from: Smallest first offset of any window that is not closed; the committed offset where there is none.
+        num_open: How many windows are not closed; -1 where the note doesn't say.
         fold: Version of the fold that wrote it.
     """
 
@@ -62,6 +64,8 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
     settings: str
     windows: str
     floors: tuple[Floor, ...]
+    open_from: int = 0
+    num_open: int = -1
     fold: int = FOLD_VERSION
 
     def encode(self) -> str:
@@ -74,6 +78,8 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
             frozen_below=self.frozen_below,
             settings=self.settings,
             windows=self.windows,
+            open_from=self.open_from,
+            num_open=self.num_open,
             floors=base64.b85encode(msgspec.msgpack.encode(self.floors)).decode("ascii"),
         )
         return msgspec.json.encode(wire).decode("ascii")
@@ -88,6 +94,8 @@ class _Wire(msgspec.Struct, kw_only=True):
     settings: str
     windows: str
     floors: str
+    open_from: int = 0
+    num_open: int = -1
 
 
 class _Version(msgspec.Struct):
@@ -128,6 +136,8 @@ def decode_note(metadata: str | None) -> ReplayNote:
         frozen_below=wire.frozen_below,
         settings=wire.settings,
         windows=wire.windows,
+        open_from=wire.open_from,
+        num_open=wire.num_open,
         floors=floors,
     )
 

@@ -13,6 +13,9 @@ from stream_metrics.events import ResultReason, SampleFields, StepClose
 _OLDEST_CLOCK_UNIX_MS: Final = 10**12  # 2001: an older timestamp is no clock's
 _NEWEST_CLOCK_UNIX_MS: Final = 253_402_300_799_999  # year 9999
 
+_MAX_REASONS: Final = 4_096
+"""Far more than are published; a step must not hold more of them than that, whoever sends them."""
+
 
 def clock_unix_ms(timestamp: tuple[int, int]) -> int | None:
     """Returns a record's timestamp in Unix milliseconds, or None where it has none or an absurd one."""
@@ -141,6 +144,8 @@ class Window:
         self.heard[marker.producer or ""] = marker.expected_samples
         self.producers = max(self.producers, marker.producers or 1)
         for reason, count in (marker.dropped or {}).items():
+            if reason not in self.dropped and len(self.dropped) >= _MAX_REASONS:
+                reason = "other"
             self.dropped[reason] = self.dropped.get(reason, 0) + count
         self.state = after(self.state, Happening.MARKER)
 

@@ -20,7 +20,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from stream_metrics.config import Settings
 from stream_metrics.core.effects import Effect, Publish, SetAside
 from stream_metrics.core.record import Record
-from stream_metrics.core.replay_note import NoteError, ReplayNote, decode_note
 from stream_metrics.core.window import Window
 from stream_metrics.events import CloseReason, encode
 from stream_metrics.sidecar import logs
@@ -39,7 +38,8 @@ from stream_metrics.sidecar.errors import (
 from stream_metrics.sidecar.health import Health
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
-from stream_metrics.sidecar.timers import Timers, marker
+from stream_metrics.sidecar.takeover import Takeover
+from stream_metrics.sidecar.timers import marker
 from stream_metrics.sidecar.topics import Topics
 from stream_metrics.sidecar.transactions import AbortedError, OutRecord, TooLargeError, Transactions
 
@@ -52,7 +52,6 @@ STOP_GRACE_SECONDS: Final = 3.0
 MAX_PENDING: Final = 2_000
 """Dead letters hold whole records, so they don't wait for the interval beyond this many."""
 
-COMMITTED_BUDGET_SECONDS: Final = 120.0
 RESTORE_STALL_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 2.0
 _MIN_DEAD_LETTER_BYTES: Final = 8_192
@@ -80,7 +79,6 @@ class Sidecar:
         unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._settings = settings
-        self._fold_settings = settings.fold()
         self._transactional_id = transactional_id
         self._health = health
         self._metrics = metrics
@@ -99,6 +97,7 @@ class Sidecar:
         self._last_commit = self._last_tick = monotonic()
         self._consumer: Consumer = None  # type: ignore[assignment]  # made by each start
         self._transactions: Transactions = None  # type: ignore[assignment]
+        self._takeover: Takeover = None  # type: ignore[assignment]
 
     def stop(self) -> None:
         """Asks for an end: the transaction is finished, the group left, `run` returns. Safe in a signal handler."""
@@ -134,6 +133,10 @@ class Sidecar:
             self._stop_seen_at = self._monotonic()
         return self._monotonic() - self._stop_seen_at > STOP_GRACE_SECONDS
 
+    def _must_stop(self) -> bool:
+        self._health.turn()
+        return self._is_stopping
+
     def _pause(self, seconds: float) -> None:
         """Sleeps, but not through a stop."""
         until = self._monotonic() + seconds
@@ -160,6 +163,9 @@ class Sidecar:
         self._transactions.init()
         self._health.not_ready = "joining the group"
         self._consumer = Consumer(self._consumer_config(), logger=logs.CLIENT_LOGGER)
+        self._takeover = Takeover(
+            settings, self._consumer, self._metrics, self._monotonic, self._pause, self._must_stop
+        )
         self._consumer.subscribe(
             [settings.input_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -330,7 +336,7 @@ class Sidecar:
 
     def _take_out_of_range(self, owned: Owned) -> None:
         """The next offset isn't in the log: retention was faster than we, or the log was made anew."""
-        low, high = self._watermarks(owned.partition)
+        low, high = self._takeover.watermarks(owned.partition)
         if owned.next_offset > high:
             raise StateRefusedError(_made_anew(owned.topic, owned.partition, owned.next_offset, high))
         raise RestartError(
@@ -362,7 +368,7 @@ class Sidecar:
 
     def _look_at_stalled(self, owned: Owned) -> None:
         """A log that ends before what was committed from it isn't the log it was."""
-        _, high = self._watermarks(owned.partition)
+        _, high = self._takeover.watermarks(owned.partition)
         if high < owned.committed:
             raise StateRefusedError(_made_anew(owned.topic, owned.partition, owned.committed, high))
 
@@ -415,7 +421,7 @@ class Sidecar:
 
     def _lag(self, owned: Owned) -> int:
         try:
-            _, high = self._consumer.get_watermark_offsets(_at(owned.topic, owned.partition), cached=True)
+            _, high = self._consumer.get_watermark_offsets(TopicPartition(owned.topic, owned.partition), cached=True)
         except KafkaException:
             return 0
         return max(0, high - owned.next_offset)
@@ -473,6 +479,16 @@ class Sidecar:
             return
         self._metrics.commits.inc()
         self._metrics.commit_seconds.observe(self._monotonic() - began)
+        for owned, window in lost:
+            logs.error(
+                "a step is incomplete for good: the log no longer holds all of it",
+                run_id=window.run_id,
+                scope=window.scope,
+                attempt=window.attempt,
+                step=window.step,
+                partition=owned.partition,
+                samples_left=len(window),
+            )
         for owned, offset in zip(moved, offsets, strict=True):
             self._say_results(owned)
             owned.pending.clear()
@@ -535,10 +551,10 @@ class Sidecar:
 
     def _pause_all(self) -> None:
         """Back-pressure: what can't be committed must not pile up."""
-        self._consumer.pause([_at(one.topic, one.partition) for one in self._owned.values()])
+        self._consumer.pause([TopicPartition(one.topic, one.partition) for one in self._owned.values()])
 
     def _resume_all(self) -> None:
-        self._consumer.resume([_at(one.topic, one.partition) for one in self._owned.values()])
+        self._consumer.resume([TopicPartition(one.topic, one.partition) for one in self._owned.values()])
 
     def _out(self, effect: Effect) -> OutRecord:
         if isinstance(effect, Publish):
@@ -574,7 +590,7 @@ class Sidecar:
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
             self._metrics.rebalances.labels("assigned").inc()
-            starts = self._take_over(consumer, partitions) if partitions else []
+            starts = self._take_over(partitions) if partitions else []
             if self._settings.assignment == "cooperative":
                 consumer.incremental_assign(starts)
             else:
@@ -634,115 +650,14 @@ class Sidecar:
             raise RestartError(f"a rebalance failed: {error.str()}")
         raise failure
 
-    # --- taking a partition over ---------------------------------------------------------------------------------
-
-    def _take_over(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    def _take_over(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Makes the partitions ours and returns where to read each of them from."""
-        self._consumer = consumer
         if self._settings.assignment == "eager":
             self._owned.clear()
-        committed = {one.partition: one for one in self._committed(consumer, partitions)}
-        has_history = any(one.offset >= 0 for one in committed.values()) or self._group_has_history(
-            consumer, partitions
-        )
-        starts = []
-        for partition in partitions:
-            owned = self._own(committed[partition.partition], has_history)
-            self._owned[owned.partition] = owned
-            starts.append(TopicPartition(owned.topic, owned.partition, owned.next_offset))
-        logs.info(
-            "partitions assigned",
-            partitions=",".join(f"{one.partition}@{one.offset}" for one in sorted(starts, key=lambda s: s.partition)),
-        )
-        return starts
-
-    def _own(self, committed: TopicPartition, has_history: bool) -> Owned:
-        settings, topic, partition = self._settings, committed.topic, committed.partition
-        low, high = self._watermarks(partition)
-        note: ReplayNote | None = None
-        start, is_cut = committed.offset, False
-        if committed.offset < 0:
-            # A partition that joins a group at work was added while it ran: all of it is new.
-            start = high if settings.start == "latest" and not has_history else low
-        else:
-            try:
-                note = decode_note(committed.metadata)
-            except NoteError as error:
-                if not settings.adopt_offsets:
-                    raise StateRefusedError(
-                        f"offset {committed.offset} of {topic}[{partition}] in group {settings.group_id!r}: {error}. "
-                        "Use another --group-id, or go on from there without the steps open at it with --adopt-offsets"
-                    ) from None
-                logs.warning("adopted an offset that isn't ours", topic=topic, partition=partition, why=str(error))
-            if note is not None:
-                start = note.replay_from
-            if start < low:
-                is_cut = True
-                logs.error(
-                    "retention removed what open steps were made from: they will be closed as data_lost",
-                    topic=topic,
-                    partition=partition,
-                    lost_from=start,
-                    lost_to=low - 1,
-                    committed=committed.offset,
-                    unread=max(0, low - committed.offset),
-                )
-                self._metrics.lost_records.inc(low - start)
-                start = low
-        return Owned(
-            self._fold_settings,
-            topic,
-            partition,
-            start=start,
-            # Without a note of ours nothing is committed yet, and the first commit comes at once.
-            committed=committed.offset if note is not None else -1,
-            note=note,
-            timers=Timers(settings.idle_timeout_seconds, settings.close_grace_seconds),
-            is_cut=is_cut,
-            accept_changed=settings.accept_changed_replay,
-            now=self._monotonic(),
-        )
-
-    def _committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Returns the committed offsets, waiting for a predecessor's open transaction to be resolved."""
-        return cast(list[TopicPartition], self._patiently(lambda: consumer.committed(partitions, timeout=CALL_SECONDS)))
-
-    def _group_has_history(self, consumer: Consumer, partitions: list[TopicPartition]) -> bool:
-        """Returns whether the group has committed an offset of any partition of the topic."""
-        if self._settings.start != "latest":
-            return True
-        metadata = self._patiently(lambda: consumer.list_topics(self._settings.input_topic, timeout=CALL_SECONDS))
-        everything = [
-            _at(self._settings.input_topic, one) for one in metadata.topics[self._settings.input_topic].partitions
-        ]
-        return any(one.offset >= 0 for one in self._committed(consumer, everything))
-
-    def _watermarks(self, partition: int) -> tuple[int, int]:
-        at = _at(self._settings.input_topic, partition)
-        return cast(
-            tuple[int, int],
-            self._patiently(lambda: self._consumer.get_watermark_offsets(at, timeout=CALL_SECONDS)),
-        )
-
-    def _patiently(self, call: Callable[[], Any]) -> Any:
-        """Returns the call's answer, asking again for a while."""
-        began, is_said = self._monotonic(), False
-        while True:
-            self._health.turn()
-            if self._is_stopping:
-                raise StoppingError
-            try:
-                return call()
-            except KafkaException as error:
-                if meaning(error.args[0]) is not Meaning.WAIT:
-                    raise
-                waited = self._monotonic() - began
-                if waited > COMMITTED_BUDGET_SECONDS:
-                    raise RestartError(f"the broker doesn't answer: {error.args[0].str()}") from None
-                if waited > 3 * CALL_SECONDS and not is_said:
-                    is_said = True
-                    logs.warning("waiting for the broker to say where to start", error=error.args[0].str())
-                self._pause(CALL_SECONDS / 10)
+        taken = self._takeover.take(partitions)
+        self._owned.update((owned.partition, owned) for owned in taken)
+        logs.info("partitions assigned", partitions=",".join(f"{one.partition}@{one.next_offset}" for one in taken))
+        return [TopicPartition(one.topic, one.partition, one.next_offset) for one in taken]
 
     def _say_restored(self, owned: Owned) -> None:
         seconds = self._monotonic() - owned.began_at
@@ -756,10 +671,6 @@ class Sidecar:
             samples=owned.fold.held_samples,
             seconds=round(seconds, 3),
         )
-
-
-def _at(topic: str, partition: int) -> TopicPartition:
-    return TopicPartition(topic, partition)
 
 
 def _close_quietly(consumer: Consumer) -> None:

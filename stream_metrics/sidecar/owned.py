@@ -60,6 +60,7 @@ class Owned:
         self.began_at = now
         self.replayed = 0
         self._note = note
+        self._start = start
         self._is_cut = is_cut
         self._accept_changed = accept_changed
         self.next_offset = start
@@ -138,9 +139,12 @@ class Owned:
         self.next_offset = max(self.next_offset, self.committed)
         has_changed = note.settings != fold.settings.digest() or note.fold != FOLD_VERSION
         if self._is_cut:
-            # What is left of the open windows is closed as it is; closed ones were published from more than this.
+            # Closed windows were published from more than this. Open ones are whole where the log holds all of each and
+            # no closed one looks open for having lost its marker; else all of them are closed as they are.
             fold.freeze(self.next_offset)
-            self.lost_windows = list(fold.open_windows())
+            open_windows = list(fold.open_windows())
+            are_whole = self._start <= note.open_from and len(open_windows) == note.num_open
+            self.lost_windows = [] if are_whole else open_windows
         elif fold.digest() != note.windows:
             where = f"{self.topic}[{self.partition}] from {note.replay_from} to {self.committed}"
             why = (

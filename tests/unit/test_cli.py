@@ -95,7 +95,7 @@ def test_a_flag_of_another_command_is_refused_by_saying_whose_it_is(
     assert cli.main(["produce", "x", "--close-grace", "5"]) == ExitCode.WRONG_SETTINGS
     assert "--close-grace: is a flag of run, not of produce" in capsys.readouterr().err
     assert cli.main(["schema", "--late", "correct"]) == ExitCode.WRONG_SETTINGS
-    assert "--late: is a flag of replay and run, not of schema" in capsys.readouterr().err
+    assert "--late: is a flag of explain, replay, run, not of schema" in capsys.readouterr().err
     assert cli.main(["run", "x"]) == ExitCode.WRONG_SETTINGS
     assert "x: is one argument too many" in capsys.readouterr().err
     assert called == []
