@@ -1,8 +1,9 @@
 """Finds or starts a real Kafka broker for tests: one given by the environment, a container, or a plain Java process.
 
-A broker that was started here keeps its port and its data over `stop` and `start`, and has two listeners: clients come
-through one, the broker reaches itself through the other. With only one, whose address is the published one, a broker in
-a container can't reach itself, and every transaction hangs.
+A broker that was started here keeps its port and its data over `stop` and `start`, and has three listeners. Clients
+come through one, the broker reaches itself through the second: with only one, whose address is the published one, a
+broker in a container can't reach itself, and every transaction hangs. The third one is published at an address where
+nobody listens until a test puts a proxy there: clients follow what is published, so all they say then goes through it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _SETTINGS = {
     "process.roles": "broker,controller",
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "BROKER",
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,BROKER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,BROKER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT",
     "auto.create.topics.enable": "false",  # a wrong topic name is an error, not a new topic
     # A killed broker registers again only once its old session is over (9 s by default).
     "broker.session.timeout.ms": "3000",
@@ -69,11 +70,15 @@ class Broker(ABC):
 
     Attributes:
         bootstrap: `bootstrap.servers` for clients; stays the same as long as the broker lives.
+        proxied_bootstrap: Where a test's proxy listens, for clients whose every connection is to go through it.
+        proxy_target: Where that proxy forwards to.
         description: What it is, for people.
         can_be_stopped: Whether anything but `bootstrap` may be used.
     """
 
     bootstrap: str
+    proxied_bootstrap: str
+    proxy_target: str
     description: str
     can_be_stopped: ClassVar[bool] = True
 
@@ -160,15 +165,19 @@ class ContainerBroker(Broker):
             os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
         from testcontainers.core.container import DockerContainer
 
-        (port,) = _free_ports(1)
+        port, proxied, proxy = _free_ports(3)
         self._container = DockerContainer(image)
         host = self._container.get_docker_client().host()
         host = "127.0.0.1" if host == "localhost" else host
         self.bootstrap = f"{host}:{port}"
+        self.proxied_bootstrap = f"127.0.0.1:{proxy}"
+        self.proxy_target = f"{host}:{proxied}"
         self.description = f"a container of {image}"
         settings = _SETTINGS | {
-            "listeners": "PLAINTEXT://:9092,BROKER://:9094,CONTROLLER://:9093",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap},BROKER://localhost:9094",
+            "listeners": "PLAINTEXT://:9092,PROXIED://:9095,BROKER://:9094,CONTROLLER://:9093",
+            "advertised.listeners": (
+                f"PLAINTEXT://{self.bootstrap},PROXIED://{self.proxied_bootstrap},BROKER://localhost:9094"
+            ),
             "controller.quorum.voters": "1@localhost:9093",
             "log.dirs": "/var/lib/kafka/data",
         }
@@ -176,6 +185,7 @@ class ContainerBroker(Broker):
             self._container.with_env("KAFKA_" + name.replace(".", "_").upper(), value)
         self._container.with_env("KAFKA_JVM_PERFORMANCE_OPTS", " ".join(_JVM_FLAGS[1:]))
         self._container.with_bind_ports(9092, port)
+        self._container.with_bind_ports(9095, proxied)
         self._is_paused = False
         try:
             self._container.start()
@@ -236,12 +246,14 @@ class ProcessBroker(Broker):
         self._properties = self._dir / "server.properties"
         self._log = self._dir / "log"
         self._process: subprocess.Popen[bytes] | None = None
-        clients, itself, controller = _free_ports(3)
+        clients, itself, controller, proxied, proxy = _free_ports(5)
         self.bootstrap = f"127.0.0.1:{clients}"
-        listeners = f"PLAINTEXT://{self.bootstrap},BROKER://127.0.0.1:{itself}"
+        self.proxied_bootstrap = f"127.0.0.1:{proxy}"
+        self.proxy_target = f"127.0.0.1:{proxied}"
+        listeners = f"PLAINTEXT://{self.bootstrap},BROKER://127.0.0.1:{itself},PROXIED://"
         settings = _SETTINGS | {
-            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": listeners,
+            "listeners": f"{listeners}{self.proxy_target},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"{listeners}{self.proxied_bootstrap}",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
             "log.dirs": str(self._dir / "data"),
         }
