@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from stream_metrics.core.settings import FoldSettings
-from tests.property.test_recovery_model import random_log
-from tests.support.naive_windows import tell
+from support.naive_windows import tell
+from support.random_logs import random_log
 
 SEEDS = 1600
 CHUNKS = 8

@@ -1,7 +1,7 @@
 """The life of steps as the design tells it, in the plainest way: lists, no columns, no batches, no floors.
 
-An oracle for `core.fold`; shares nothing with it but the decoder, and takes the metrics from `naive`. It leaves out what
-bounds memory (eviction, forgetting by offsets), so its logs must stay below those bounds.
+An oracle for `core.fold`; shares nothing with it but the decoder, and takes the metrics from `naive`. It leaves out
+what bounds memory (eviction, forgetting by offsets), so its logs must stay below those bounds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.events import EventError, Sample, SampleBatch, StepClose, decode
-from tests.support.naive import naive_metrics, published
+from support.naive import naive_metrics, published
 
 
 @dataclass

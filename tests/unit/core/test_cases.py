@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tests.support import cases
+from support import cases
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
