@@ -51,8 +51,14 @@ _RIGHTS: Final[dict[int, str]] = {
 }
 
 
+_FENCED_MEMBER: Final = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
+
+
 def meaning(error: KafkaError) -> Meaning:
     """Returns what a client's error means; `WAIT` for all that the client gets over by itself."""
+    # Of a static member that was replaced the client says `_FATAL`, and only in its text what happened.
+    if error.code() == KafkaError._FATAL and _FENCED_MEMBER in error.str():
+        return Meaning.FENCED
     known = _MEANINGS.get(error.code())
     if known is not None:
         return known
@@ -99,7 +105,17 @@ class StateRefusedError(SidecarError):
 
 
 class RestartError(Exception):
-    """The clients are of no use any more: begin again from the committed offsets. Never leaves the sidecar."""
+    """The clients are of no use any more: begin again from the committed offsets. Never leaves the sidecar.
+
+    Args:
+        message: Why.
+        is_replaced_perhaps: Whether it may be another replica's doing: a producer whose transaction was too old can't
+            tell the broker that ended it from a replica that took its identity over.
+    """
+
+    def __init__(self, message: str, *, is_replaced_perhaps: bool = False) -> None:
+        super().__init__(message)
+        self.is_replaced_perhaps = is_replaced_perhaps
 
 
 class StoppingError(Exception):

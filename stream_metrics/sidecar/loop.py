@@ -118,12 +118,36 @@ class Sidecar:
             except StoppingError:
                 pass
             except RestartError as error:
+                if error.is_replaced_perhaps:
+                    self._end_if_replaced()
                 self._metrics.restarts.inc()
                 pause = 0.0 if self._monotonic() - began > 60 else min(pause * 2 + 0.1, 10.0)
                 logs.warning("beginning anew from the committed offsets", why=str(error), in_seconds=pause)
             finally:
                 self._close()
             self._pause(pause)
+
+    def _end_if_replaced(self) -> None:
+        """Asks the group whether another replica has our instance id, before a new producer of ours would fence it.
+
+        Raises:
+            FencedError: It has. The group says so at the second heartbeat at the latest; an assignment says it hasn't.
+        """
+        consumer = self._consumer
+        if self._settings.instance_id is None or consumer is None:
+            return
+        self._owned.clear()
+        until = self._monotonic() + 2 * self._heartbeat_seconds()
+        while not self._is_stopping and not self._owned and self._monotonic() < until:
+            self._health.turn()
+            message = consumer.poll(POLL_SECONDS)
+            error = message.error() if message is not None else None
+            if error is not None and meaning(error) is Meaning.FENCED:
+                raise self._replaced() from None
+        self._failure = None
+
+    def _heartbeat_seconds(self) -> float:
+        return max(0.1, min(3.0, self._settings.session_timeout_seconds / 4))
 
     def _must_leave(self) -> bool:
         """Returns whether a transaction under way has had its time to end after a stop was asked for."""
@@ -198,7 +222,7 @@ class Sidecar:
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "session.timeout.ms": int(settings.session_timeout_seconds * 1000),
-            "heartbeat.interval.ms": max(100, min(3_000, int(settings.session_timeout_seconds * 1000 / 4))),
+            "heartbeat.interval.ms": int(self._heartbeat_seconds() * 1000),
             "max.poll.interval.ms": max(300_000, int(settings.session_timeout_seconds * 1000)),
             "partition.assignment.strategy": "cooperative-sticky" if settings.assignment == "cooperative" else "range",
             "error_cb": self._on_error,
@@ -216,10 +240,16 @@ class Sidecar:
             self._owned.clear()
             closing = threading.Thread(target=_close_quietly, args=(consumer,), name="close", daemon=True)
             closing.start()
-            closing.join(CLOSE_SECONDS)
+            closing.join(self._seconds_to_close())
         if transactions is not None:
             transactions.close()
         self._owned.clear()
+
+    def _seconds_to_close(self) -> float:
+        """Returns how long leaving the group may take: less where a transaction has had its share of a stop's time."""
+        if self._stop_seen_at is None:
+            return CLOSE_SECONDS
+        return max(CLOSE_SECONDS - (self._monotonic() - self._stop_seen_at), 1.0)
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -333,6 +363,12 @@ class Sidecar:
         if meaning(error) is Meaning.REFUSED:
             raise refused(error, "consuming")
         raise RestartError(f"the consumer is done for: {error.str()}")
+
+    def _replaced(self) -> FencedError:
+        return FencedError(
+            f"another live replica runs with --instance-id {self._settings.instance_id} and took over: "
+            "give each replica of the group its own"
+        )
 
     def _take_out_of_range(self, owned: Owned) -> None:
         """The next offset isn't in the log: retention was faster than we, or the log was made anew."""

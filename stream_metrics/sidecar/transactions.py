@@ -8,6 +8,8 @@ What to do on an error follows from what is known of the transaction:
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -36,6 +38,7 @@ CALL_SECONDS: Final = 1.0
 
 INIT_BUDGET_SECONDS: Final = 600.0
 
+_SERVE_TRIES: Final = 3
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -143,12 +146,10 @@ class Transactions:
             for record in records:
                 self._produce(record)
             # Flushing first keeps the offsets' request from meeting a transaction that the broker is still beginning.
-            while producer.flush(CALL_SECONDS / 4):
+            while _served(producer.flush, CALL_SECONDS / 4):
                 self._wait()
             if offsets:
-                self._call(
-                    producer.send_offsets_to_transaction, offsets, consumer.consumer_group_metadata(), CALL_SECONDS
-                )
+                self._call(self._send_offsets, offsets, consumer.consumer_group_metadata())
             self._call(producer.commit_transaction, CALL_SECONDS)
         except CLIENT_ERRORS as error:
             self._abort(client_error(error))
@@ -192,8 +193,39 @@ class Transactions:
                 )
                 return
             except BufferError:
-                self._producer.poll(CALL_SECONDS / 10)
+                _served(self._producer.poll, CALL_SECONDS / 10)
                 self._wait()
+
+    def _send_offsets(self, offsets: list[TopicPartition], group: Any) -> None:
+        """Adds the offsets to the transaction.
+
+        On a thread, since this call doesn't keep to its timeout: while the coordinator is away it takes as long as a
+        transaction may be old, and where the connection breaks at a bad moment it never returns, broker or not.
+
+        Raises:
+            RestartError: It has taken so long that the broker has aborted the transaction.
+        """
+        answers: list[BaseException | None] = []
+
+        def send() -> None:
+            try:
+                self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS)
+                answers.append(None)
+            except BaseException as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=send, name="send offsets", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(CALL_SECONDS / 10)
+            if not thread.is_alive():
+                break
+            if time.monotonic() - self._begun_at > self._timeout_seconds:
+                raise RestartError("the client doesn't answer whether it added the offsets to the transaction")
+            self._wait()
+        error = answers[0] if answers else RestartError("the client has failed to add offsets in an unknown way")
+        if error is not None:
+            raise error
 
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         # Must not raise: the client would then report a committed transaction as failed.
@@ -223,7 +255,7 @@ class Transactions:
         is_fenced = error.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
         if is_fenced and age < self._timeout_seconds:
             raise FencedError(self._fenced_message()) from None
-        raise RestartError(f"the producer is done for: {error.str()}") from None
+        raise RestartError(f"the producer is done for: {error.str()}", is_replaced_perhaps=is_fenced) from None
 
     def _fenced_message(self) -> str:
         return (
@@ -254,3 +286,19 @@ class Transactions:
         self._turn()
         if self._is_stopping():
             raise StoppingError
+
+
+def _served(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls what may run the client's callbacks, and returns or raises what it is documented to.
+
+    Of a fatal error the client raises a `KafkaError` in whatever call serves its events: no exception, so that only a
+    bare `except` catches it. Where a delivery callback has run behind it, it is a `SystemError` for having raised
+    nothing. That comes once: the same call again answers as documented.
+    """
+    for _ in range(_SERVE_TRIES):
+        try:
+            return function(*arguments)
+        except:  # noqa: E722
+            if type(sys.exc_info()[1]) not in (KafkaError, SystemError):
+                raise
+    raise RestartError(f"the client doesn't answer {getattr(function, '__name__', function)} as documented")
