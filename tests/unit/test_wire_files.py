@@ -1,4 +1,4 @@
-"""Events and results that have been on the wire once are read the same for ever. Files are added here, never changed."""
+"""Events and results once on the wire are read the same for ever. Files are added here, never changed."""
 
 import base64
 import json
