@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -36,6 +37,7 @@ from stream_metrics.sidecar.errors import (
     refused,
 )
 from stream_metrics.sidecar.health import Health
+from stream_metrics.sidecar.membership import member_with
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.takeover import Takeover
@@ -86,6 +88,7 @@ class Sidecar:
         self._unix_ms = unix_ms
         self._is_stopping = False
         self._stop_seen_at: float | None = None
+        self._member_id = ""
         self._owned: dict[int, Owned] = {}
         self._failure: BaseException | None = None
         self._split_runs: set[tuple[str, str]] = set()
@@ -119,7 +122,7 @@ class Sidecar:
                 pass
             except RestartError as error:
                 if error.is_replaced_perhaps:
-                    self._end_if_replaced()
+                    self._raise_if_replaced()
                 self._metrics.restarts.inc()
                 pause = 0.0 if self._monotonic() - began > 60 else min(pause * 2 + 0.1, 10.0)
                 logs.warning("beginning anew from the committed offsets", why=str(error), in_seconds=pause)
@@ -127,24 +130,24 @@ class Sidecar:
                 self._close()
             self._pause(pause)
 
-    def _end_if_replaced(self) -> None:
-        """Asks the group whether another replica has our instance id, before a new producer of ours would fence it.
+    def _raise_if_replaced(self) -> None:
+        """Asks the group whether another replica has our instance id by now.
+
+        A static member that slept must ask before it joins again: it would push out a replacement it doesn't know of.
 
         Raises:
-            FencedError: It has. The group says so at the second heartbeat at the latest; an assignment says it hasn't.
+            FencedError: One has.
         """
-        consumer = self._consumer
-        if self._settings.instance_id is None or consumer is None:
+        instance_id = self._settings.instance_id
+        if instance_id is None or not self._member_id:
             return
-        self._owned.clear()
-        until = self._monotonic() + 2 * self._heartbeat_seconds()
-        while not self._is_stopping and not self._owned and self._monotonic() < until:
-            self._health.turn()
-            message = consumer.poll(POLL_SECONDS)
-            error = message.error() if message is not None else None
-            if error is not None and meaning(error) is Meaning.FENCED:
-                raise self._replaced() from None
-        self._failure = None
+        try:
+            holder = member_with(self._settings, instance_id)
+        except KafkaException as error:
+            logs.warning("the group doesn't say who has my instance id", error=error.args[0].str())
+            return
+        if holder is not None and holder != self._member_id:
+            raise self._replaced()
 
     def _heartbeat_seconds(self) -> float:
         return max(0.1, min(3.0, self._settings.session_timeout_seconds / 4))
@@ -186,6 +189,7 @@ class Sidecar:
         )
         self._transactions.init()
         self._health.not_ready = "joining the group"
+        self._member_id = ""
         self._consumer = Consumer(self._consumer_config(), logger=logs.CLIENT_LOGGER)
         self._takeover = Takeover(
             settings, self._consumer, self._metrics, self._monotonic, self._pause, self._must_stop
@@ -626,6 +630,7 @@ class Sidecar:
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
             self._metrics.rebalances.labels("assigned").inc()
+            self._member_id = consumer.memberid() or ""
             starts = self._take_over(partitions) if partitions else []
             if self._settings.assignment == "cooperative":
                 consumer.incremental_assign(starts)
@@ -653,6 +658,12 @@ class Sidecar:
         try:
             self._metrics.rebalances.labels("lost").inc()
             self._drop(partitions, "lost")
+            self._raise_if_replaced()
+        except FencedError as error:
+            self._keep_failure(error)
+            # Before this callback ends, or the client joins again by itself. It fails where the client knows already.
+            with suppress(KafkaException):
+                consumer.unsubscribe()
         except BaseException as error:
             self._keep_failure(error)
 
