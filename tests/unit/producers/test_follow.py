@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stream_metrics import events
+from stream_metrics.events import StepClose
 from stream_metrics.producers import RolloutProducer
 from stream_metrics.producers.follow import Follower, PrimeRlLayout, VerlLayout
 
@@ -262,7 +263,8 @@ def test_prime_rls_effective_episodes_are_sent_a_trace_a_sample(kafka: Any, tmp_
     write(tmp_path / "step_4" / "eval" / "effective" / "traces.jsonl", [episode(0, good)])
     one.look()
     one.look(10)
-    train = [s for event in kafka.events if event.scope == "rollout" for s in getattr(event, "samples", [])]
+    samples = [event for event in kafka.events if event.scope == "rollout" and not isinstance(event, StepClose)]
+    train = [one for event in samples for one in getattr(event, "samples", [event])]  # one alone isn't batched
     assert [(s.rollout_id, s.group_index, s.reward, s.data_source) for s in train] == [
         ("t0", "group-0", 1.25, "coding"),
         ("t1", "group-0", 0.0, "coding"),
