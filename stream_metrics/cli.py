@@ -26,6 +26,7 @@ from stream_metrics.config import (
     suggest,
 )
 from stream_metrics.exit_codes import MEANINGS, ExitCode
+from stream_metrics.sinks.registry import SINKS, Flag
 
 PROGRAM: Final = "stream-metrics"
 
@@ -46,6 +47,7 @@ _SUMMARIES: Final = {
     "dump": "write the input topic to a file that `replay` reads",
     "produce": "send a file of events to the input topic",
     "follow": "send the step files that a trainer writes, as it writes them",
+    "sink": "show the results in a tool: a file, Prometheus, ...",
     "schema": "print the JSON Schema of events and results",
     "demo": "watch a simulated run with an embedded broker",
 }
@@ -71,6 +73,9 @@ timestamp. Lines that are no event are named and left out, and the exit code is 
     "follow": """\
 Sends the step files of a trainer that needs no code for it (verl's rollout_data_dir, prime-rl's output directory) to
 the input topic, and closes each step. Remembers in a file what is sent: it may be stopped and started at any time.""",
+    "sink": """\
+Gives the results of the output topic to an outside system: each at least once, and shown once, whatever crashes or
+comes twice. A consumer group remembers what was taken. `stream-metrics sink NAME --help` shows the flags of a tool.""",
     "schema": """\
 Prints the JSON Schema of the events `sample`, `samples` and `close` and of the result `step_metrics`.""",
     "demo": "",
@@ -104,6 +109,11 @@ _EXAMPLES: Final = {
         'echo \'{"type":"close","run_id":"r","step":3}\' | stream-metrics produce -',
     ),
     "follow": ("stream-metrics follow /data/rollouts --layout verl --run-id run-7",),
+    "sink": (
+        "stream-metrics sink jsonl --path results.jsonl --bootstrap-servers kafka:9092",
+        "stream-metrics sink stdout --once | jq .metrics",
+        "stream-metrics sink prometheus --port 8081",
+    ),
     "schema": ("stream-metrics schema > events.schema.json",),
 }
 
@@ -114,6 +124,7 @@ _USAGES: Final = {
     "dump": "stream-metrics dump [--output FILE] [--partition N] [SETTING...]",
     "produce": "stream-metrics produce [SETTING...] FILE",
     "follow": "stream-metrics follow DIRECTORY --layout LAYOUT --run-id NAME [SETTING...]",
+    "sink": "stream-metrics sink NAME [FLAG...] [SETTING...]",
 }
 
 _WITH_SETTINGS: Final = ("run", "replay", "explain", "dump", "produce", "follow")
@@ -174,6 +185,7 @@ def make_parser() -> argparse.ArgumentParser:
     made["dump"].add_argument("--partition", metavar="N", type=int, help="only this partition")
     made["produce"].add_argument("path", metavar="FILE", help="events in JSON lines; - for standard input")
     _add_follow(made["follow"])
+    _add_sinks(made["sink"])
     for name in _WITH_SETTINGS:
         _add_settings(made[name], name)
     return parser
@@ -197,6 +209,42 @@ def _add_follow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", metavar="FILE", help="what remembers what is sent (default: a file in DIRECTORY)")
     parser.add_argument("--settle-seconds", metavar="S", type=float, default=5.0, help="rest that makes a file whole")
     parser.add_argument("--once", action="store_true", help="send what is there, and end")
+
+
+def _add_sinks(parser: argparse.ArgumentParser) -> None:
+    names = parser.add_subparsers(dest="sink", required=True, metavar="NAME", title="sinks")
+    for name, kind in SINKS.items():
+        made = names.add_parser(
+            name,
+            help=kind.summary,
+            usage=f"stream-metrics sink {name} [FLAG...] [SETTING...]",
+            description=f"{kind.summary[0].upper()}{kind.summary[1:]}.",
+            epilog=_epilog("sink", with_settings=True),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        own = made.add_argument_group(f"flags of {name}")
+        for flag in kind.flags:
+            _add_sink_flag(own, flag)
+        made.add_argument("--once", action="store_true", help="take what is there, and end")
+        made.add_argument(
+            "--group", metavar="NAME", help=f"consumer group of this sink (default: stream-metrics-sink-{name})"
+        )
+        _add_settings(made, "sink")
+
+
+def _add_sink_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    shown = "" if flag.default is None else f" (default: {flag.default})"
+    kind = int if isinstance(flag.default, int) else str
+    group.add_argument(
+        f"--{flag.name.replace('_', '-')}",
+        dest=f"of_sink_{flag.name}",
+        metavar=flag.metavar,
+        type=kind,
+        default=flag.default,
+        required=flag.is_needed,
+        help=f"{flag.help}{shown}",
+    )
 
 
 def _call(arguments: list[str]) -> int:
@@ -239,6 +287,9 @@ def _call(arguments: list[str]) -> int:
                 is_once=given.once,
             )
         )
+    if given.command == "sink":
+        options = {flag.name: getattr(given, f"of_sink_{flag.name}") for flag in SINKS[given.sink].flags}
+        return int(command.main(settings, given.sink, options, group=given.group, is_once=given.once))
     return int(command.main(settings))
 
 

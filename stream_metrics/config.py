@@ -33,7 +33,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 _RUN = frozenset({"run"})
 _FOLD = frozenset({"run", "replay", "explain"})
-_KAFKA = frozenset({"run", "dump", "produce", "follow"})
+_RESULTS = frozenset({"run", "sink"})
+_LOGS = _FOLD | {"sink"}
+_KAFKA = frozenset({"run", "dump", "produce", "follow", "sink"})
 _ALL = frozenset({"run", "replay", "explain", "dump", "produce", "follow"})
 _OF_PRODUCERS = frozenset(
     PREFIX + name for name in ("RUN_ID", "ATTEMPT", "PRODUCER", "PRODUCERS", "SPOOL_DIRECTORY", "DEBUG_DATA")
@@ -142,7 +144,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     input_topic: Annotated[
         str, Setting(help="Topic of samples and close markers.", group="Topics", commands=_ALL, form=_TOPIC)
     ] = "rollout-samples"
-    output_topic: Annotated[str, Setting(help="Topic of results.", group="Topics", form=_TOPIC)] = "rollout-metrics"
+    output_topic: Annotated[
+        str, Setting(help="Topic of results.", group="Topics", commands=_RESULTS, form=_TOPIC)
+    ] = "rollout-metrics"
     dead_letter_topic: Annotated[
         str, Setting(help="Topic of records set aside, with the reason.", group="Topics", form=_TOPIC)
     ] = "rollout-dead-letters"
@@ -348,9 +352,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.5
     log_format: Annotated[
-        LogFormat, Setting(help="Form of the log lines.", group="Health and logs", commands=_FOLD)
+        LogFormat, Setting(help="Form of the log lines.", group="Health and logs", commands=_LOGS)
     ] = "text"
-    log_level: Annotated[LogLevel, Setting(help="Least level logged.", group="Health and logs", commands=_FOLD)] = (
+    log_level: Annotated[LogLevel, Setting(help="Least level logged.", group="Health and logs", commands=_LOGS)] = (
         "info"
     )
 

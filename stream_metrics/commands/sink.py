@@ -1,0 +1,59 @@
+"""`stream-metrics sink`: the output topic to one outside system, from settings to exit code."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaException
+
+from stream_metrics.commands._clients import Complaints, KafkaRefusedError, make_consumer, partitions_of
+from stream_metrics.config import Settings
+from stream_metrics.exit_codes import ExitCode
+from stream_metrics.sidecar import logs
+from stream_metrics.sinks.base import SinkRefusedError
+from stream_metrics.sinks.consumer import OWN_CONFIG, SinkConsumer
+from stream_metrics.sinks.registry import open_sink
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def main(settings: Settings, name: str, options: Mapping[str, Any], *, group: str | None, is_once: bool) -> int:
+    """Feeds a sink until a signal or an error ends it, and returns the exit code.
+
+    Args:
+        settings: Brokers, output topic, client properties and form of the log.
+        name: The sink.
+        options: Values of the sink's flags.
+        group: The consumer group; None for `stream-metrics-sink-<name>`.
+        is_once: End at the end of the topic.
+    """
+    logs.setup(settings.log_format, settings.log_level)
+    complaints = Complaints()
+    sink = open_sink(name, options)
+    own = {**OWN_CONFIG, "group.id": group or f"stream-metrics-sink-{name}"}
+    consumer = make_consumer(settings, own, complaints)
+    try:
+        partitions_of(consumer, settings.output_topic, complaints)
+        feeding = SinkConsumer(consumer, settings.output_topic, sink, is_once=is_once)
+        before = {number: signal.signal(number, lambda *_: feeding.stop()) for number in _STOP_SIGNALS}
+        try:
+            feeding.run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            sink.close()
+    except SinkRefusedError as error:
+        logs.error(str(error))
+        return ExitCode.WRONG_SETTINGS
+    except KafkaRefusedError as error:
+        logs.error(str(error))
+        return ExitCode.KAFKA_REFUSED
+    except KafkaException as error:
+        logs.error(complaints.told(error.args[0]))
+        return ExitCode.KAFKA_REFUSED
+    finally:
+        consumer.close()
+    logs.info("done", taken=feeding.taken, of_older_attempts=feeding.ignored, unreadable=feeding.unreadable)
+    return ExitCode.OK

@@ -1,0 +1,295 @@
+"""Every sink keeps the one contract, by what a reader of the tool sees.
+
+The tests of W&B, TensorBoard and MLflow use the real libraries and are skipped where those aren't installed: they are
+no part of the extra `test`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stream_metrics.events import LogPlace, StepMetrics, encode
+from stream_metrics.sinks.base import Delivery, Sink
+from stream_metrics.sinks.registry import SINKS, open_sink
+
+Curves = dict[tuple[str, str], list[tuple[int, float]]]
+"""By run and scope, the points of `episode_raw_reward` as the tool's reader shows them, by step."""
+
+LIBRARIES: dict[str, str] = {}
+
+
+def result(step: int, reward: float, *, run_id: str = "run", scope: str = "rollout", **fields: Any) -> StepMetrics:
+    made: dict[str, Any] = {
+        "attempt": 0,
+        "complete": True,
+        "reason": "closed",
+        "correction": False,
+        "late_samples": 0,
+        "opened_unix_ms": 1_700_000_000_000 + step,
+        "closed_unix_ms": 1_700_000_001_000 + step,
+        "log": LogPlace(topic="samples", partition=0, first_offset=10 * step, close_offset=10 * step + 9),
+        "metrics": {
+            f"{scope}/num_training_samples": 9,
+            f"{scope}/episode_raw_reward": reward,
+            f"{scope}/step": step,
+        },
+    }
+    return StepMetrics(run_id=run_id, scope=scope, step=step, **(made | fields))
+
+
+def corrected(step: int, reward: float, late_samples: int = 1, **fields: Any) -> StepMetrics:
+    return result(step, reward, correction=True, late_samples=late_samples, **fields)
+
+
+def deliveries(*results: StepMetrics, first_offset: int = 0) -> list[Delivery]:
+    return [
+        Delivery(one, encode(one), 0, first_offset + place, 1_700_000_100_000 + first_offset + place)
+        for place, one in enumerate(results)
+    ]
+
+
+@dataclass
+class Tool:
+    """One tool, through as many lives of its sink as the test wants."""
+
+    name: str
+    folder: Path
+    capture: pytest.CaptureFixture[bytes]
+    sink: Sink | None = None
+    shows_all_steps: bool = True
+    printed: bytes = b""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def start(self, *recalled: Delivery) -> Sink:
+        """A new life; `recalled` is what the consumer knows to be taken."""
+        if self.sink is not None:
+            self.sink.close()
+        self.sink = open_sink(self.name, self.options)
+        self.sink.setup()
+        for delivery in recalled:
+            self.sink.recall(delivery)
+        return self.sink
+
+    def give(self, batch: list[Delivery]) -> None:
+        assert self.sink is not None
+        self.sink.write(batch)
+        self.sink.flush()
+
+    def curves(self) -> Curves:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self.sink is not None:
+            self.sink.close()
+            self.sink = None
+
+
+def last_lines(text: bytes) -> Curves:
+    newest: dict[tuple[str, str, int], float] = {}
+    for line in text.splitlines():
+        one = msgspec.json.decode(line, type=StepMetrics)
+        newest[one.run_id, one.scope, one.step] = float(one.metrics[f"{one.scope}/episode_raw_reward"])
+    curves: Curves = {}
+    for (run_id, scope, step), reward in sorted(newest.items()):
+        curves.setdefault((run_id, scope), []).append((step, reward))
+    return curves
+
+
+class StdoutTool(Tool):
+    def curves(self) -> Curves:
+        self.printed += self.capture.readouterr().out
+        return last_lines(self.printed)
+
+
+class JsonlTool(Tool):
+    def curves(self) -> Curves:
+        text = Path(self.options["path"]).read_bytes()
+        lines = text.splitlines()
+        assert len(lines) == len(set(lines)), "a line came twice"
+        return last_lines(text)
+
+
+class PrometheusTool(Tool):
+    def curves(self) -> Curves:
+        import urllib.request
+
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.sink.port}/metrics", timeout=10) as answer:  # type: ignore[union-attr]
+            text = answer.read().decode()
+        numbers: dict[tuple[str, str], dict[str, float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = sample.labels
+                if family.name == "stream_metrics_result":
+                    series = numbers.setdefault((labels["run_id"], labels["scope"]), {})
+                    assert labels["metric"] not in series
+                    series[labels["metric"]] = sample.value
+        return {key: [(int(found["step"]), found["episode_raw_reward"])] for key, found in numbers.items()}
+
+
+def make_tool(name: str, folder: Path, capture: pytest.CaptureFixture[bytes]) -> Tool:
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name], reason=f"the sink {name}'s library isn't installed")
+    if name == "stdout":
+        return StdoutTool(name, folder, capture)
+    if name == "jsonl":
+        return JsonlTool(name, folder, capture, options={"path": str(folder / "results.jsonl")})
+    if name == "prometheus":
+        return PrometheusTool(name, folder, capture, shows_all_steps=False, options={"port": 0})
+    raise AssertionError(f"no tests for the sink {name}")
+
+
+@pytest.fixture(params=list(SINKS))
+def tool(request: pytest.FixtureRequest, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[Tool]:
+    made = make_tool(request.param, tmp_path, capfdbinary)
+    yield made
+    made.close()
+
+
+def assert_curves(tool: Tool, want: Curves) -> None:
+    if not tool.shows_all_steps:
+        want = {key: points[-1:] for key, points in want.items()}
+    assert tool.curves() == want
+
+
+def test_each_result_is_one_point(tool: Tool) -> None:
+    tool.start()
+    tool.give(deliveries(result(1, 0.1), result(2, 0.2)))
+    tool.give(deliveries(result(3, 0.3), first_offset=2))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1), (2, 0.2), (3, 0.3)]})
+
+
+def test_what_was_flushed_is_seen_while_the_sink_goes_on(tool: Tool) -> None:
+    tool.start()
+    tool.give(deliveries(result(1, 0.1)))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1)]})
+    tool.give(deliveries(result(2, 0.2), first_offset=1))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1), (2, 0.2)]})
+
+
+def test_a_batch_given_again_after_a_failed_flush_doubles_nothing(tool: Tool) -> None:
+    sink = tool.start()
+    batch = deliveries(result(1, 0.1), corrected(1, 0.2), result(2, 0.3))
+    sink.write(batch)
+    tool.give(batch)
+    tool.give(deliveries(result(3, 0.4), first_offset=3))
+    assert_curves(tool, {("run", "rollout"): [(1, tool_reward(tool, 0.1, 0.2)), (2, 0.3), (3, 0.4)]})
+
+
+def test_a_batch_that_comes_again_after_a_crash_doubles_nothing(tool: Tool) -> None:
+    first, second = deliveries(result(1, 0.1)), deliveries(result(2, 0.2), result(3, 0.3), first_offset=1)
+    tool.start()
+    tool.give(first)
+    tool.give(second)
+    if type(tool.sink).is_lasting:
+        tool.start(*first)  # the offset of the second batch wasn't committed
+    else:
+        tool.start()
+        tool.give(first)
+    tool.give(second)
+    tool.give(deliveries(result(4, 0.4), first_offset=3))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]})
+
+
+def test_a_correction_never_doubles_a_point_nor_hides_the_steps_after_it(tool: Tool) -> None:
+    tool.start()
+    tool.give(deliveries(result(1, 0.1), result(2, 0.2), result(3, 0.3)))
+    tool.give(deliveries(corrected(2, 0.5), result(4, 0.4), first_offset=3))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1), (2, tool_reward(tool, 0.2, 0.5)), (3, 0.3), (4, 0.4)]})
+
+
+def test_a_correction_after_a_restart_never_doubles_a_point(tool: Tool) -> None:
+    first = deliveries(result(1, 0.1), result(2, 0.2), result(3, 0.3))
+    tool.start()
+    tool.give(first)
+    tool.start(*first)
+    if not type(tool.sink).is_lasting:
+        tool.give(first)
+    tool.give(deliveries(corrected(2, 0.5), first_offset=3))
+    tool.give(deliveries(corrected(2, 0.6, 2), result(4, 0.4), first_offset=4))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1), (2, tool_reward(tool, 0.2, 0.6)), (3, 0.3), (4, 0.4)]})
+
+
+def test_steps_may_come_out_of_order(tool: Tool) -> None:
+    tool.start()
+    tool.give(deliveries(result(2, 0.2), result(5, 0.5), result(3, 0.3)))
+    tool.give(deliveries(result(1, 0.1), result(6, 0.6), first_offset=3))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1), (2, 0.2), (3, 0.3), (5, 0.5), (6, 0.6)]})
+
+
+def test_runs_and_scopes_stay_apart_whatever_their_names(tool: Tool) -> None:
+    names = [
+        ("run", "rollout"),
+        ("run", "eval/aime24"),
+        ("run/..", "rollout"),
+        ("..", "."),
+        ('a"b\\c\n', "ü %s <b>"),
+        ("a+b", "x"),
+        ("a=b", "x"),
+        ("x" * 512, "y" * 300),
+        ("x" * 511 + "z", "y" * 300),
+    ]
+    tool.start()
+    tool.give(deliveries(*(result(1, place / 8, run_id=run, scope=scope) for place, (run, scope) in enumerate(names))))
+    assert_curves(tool, {(run, scope): [(1, place / 8)] for place, (run, scope) in enumerate(names)})
+
+
+def test_what_a_newer_attempt_does_again_is_one_point_a_step(tool: Tool) -> None:
+    tool.start()
+    tool.give(deliveries(result(1, 0.1), result(2, 0.2), result(3, 0.3)))
+    tool.give(deliveries(result(2, 0.7, attempt=1), result(3, 0.8, attempt=1), first_offset=3))
+    assert_newer_attempt(tool)
+
+
+def test_a_newer_attempt_survives_a_restart(tool: Tool) -> None:
+    old, new = (
+        deliveries(result(1, 0.1), result(2, 0.2), result(3, 0.3)),
+        deliveries(result(2, 0.7, attempt=1), result(3, 0.8, attempt=1), first_offset=3),
+    )
+    tool.start()
+    tool.give(old)
+    tool.give(new[:1])
+    tool.start(*old)
+    if not type(tool.sink).is_lasting:
+        tool.give(old)
+    tool.give(new)
+    assert_newer_attempt(tool)
+
+
+def test_an_incomplete_result_of_an_overtaken_attempt_is_a_point_like_any_other(tool: Tool) -> None:
+    tool.start()
+    tool.give(deliveries(result(1, 0.1), result(2, 0.2, complete=False, reason="superseded")))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1), (2, 0.2)]})
+
+
+def test_an_empty_batch_is_nothing(tool: Tool) -> None:
+    tool.start()
+    tool.give([])
+    tool.give(deliveries(result(1, 0.1)))
+    assert_curves(tool, {("run", "rollout"): [(1, 0.1)]})
+
+
+def test_closing_twice_or_before_anything_was_set_up_is_nothing(tool: Tool) -> None:
+    open_sink(tool.name, tool.options).close()
+
+
+def tool_reward(tool: Tool, first: float, last: float) -> float:
+    """Which of a step's results is on its curve: tools that can't change a point show the corrections beside it."""
+    return first if tool.name in ("wandb", "mlflow") else last
+
+
+def assert_newer_attempt(tool: Tool) -> None:
+    if tool.name in ("wandb", "mlflow"):  # a tool's run of its own for each attempt
+        want = {
+            ("run", "rollout"): [(1, 0.1), (2, 0.2), (3, 0.3)],
+            ("run attempt 1", "rollout"): [(2, 0.7), (3, 0.8)],
+        }
+        assert tool.curves() == want
+    else:
+        assert_curves(tool, {("run", "rollout"): [(1, 0.1), (2, 0.7), (3, 0.8)]})
