@@ -111,7 +111,7 @@ _EXAMPLES: Final = {
     "follow": ("stream-metrics follow /data/rollouts --layout verl --run-id run-7",),
     "sink": (
         "stream-metrics sink jsonl --path results.jsonl --bootstrap-servers kafka:9092",
-        "stream-metrics sink stdout --once | jq .metrics",
+        "stream-metrics sink stdout --once --all | jq .metrics",
         "stream-metrics sink prometheus --port 8081",
     ),
     "schema": ("stream-metrics schema > events.schema.json",),
@@ -227,6 +227,7 @@ def _add_sinks(parser: argparse.ArgumentParser) -> None:
         for flag in kind.flags:
             _add_sink_flag(own, flag)
         made.add_argument("--once", action="store_true", help="take what is there, and end")
+        made.add_argument("--all", action="store_true", help="take what was taken before too, and commit nothing")
         made.add_argument(
             "--group", metavar="NAME", help=f"consumer group of this sink (default: stream-metrics-sink-{name})"
         )
@@ -289,7 +290,8 @@ def _call(arguments: list[str]) -> int:
         )
     if given.command == "sink":
         options = {flag.name: getattr(given, f"of_sink_{flag.name}") for flag in SINKS[given.sink].flags}
-        return int(command.main(settings, given.sink, options, group=given.group, is_once=given.once))
+        how = {"group": given.group, "is_once": given.once, "is_all": given.all}
+        return int(command.main(settings, given.sink, options, **how))
     return int(command.main(settings))
 
 

@@ -144,9 +144,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     input_topic: Annotated[
         str, Setting(help="Topic of samples and close markers.", group="Topics", commands=_ALL, form=_TOPIC)
     ] = "rollout-samples"
-    output_topic: Annotated[
-        str, Setting(help="Topic of results.", group="Topics", commands=_RESULTS, form=_TOPIC)
-    ] = "rollout-metrics"
+    output_topic: Annotated[str, Setting(help="Topic of results.", group="Topics", commands=_RESULTS, form=_TOPIC)] = (
+        "rollout-metrics"
+    )
     dead_letter_topic: Annotated[
         str, Setting(help="Topic of records set aside, with the reason.", group="Topics", form=_TOPIC)
     ] = "rollout-dead-letters"

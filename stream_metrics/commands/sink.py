@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,24 +20,29 @@ from stream_metrics.sinks.registry import open_sink
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def main(settings: Settings, name: str, options: Mapping[str, Any], *, group: str | None, is_once: bool) -> int:
+def main(
+    settings: Settings, name: str, options: Mapping[str, Any], *, group: str | None, is_once: bool, is_all: bool
+) -> int:
     """Feeds a sink until a signal or an error ends it, and returns the exit code.
 
     Args:
         settings: Brokers, output topic, client properties and form of the log.
         name: The sink.
         options: Values of the sink's flags.
-        group: The consumer group; None for `stream-metrics-sink-<name>`.
+        group: The consumer group; None for `stream-metrics-sink-<name>`, or one of its own where all is taken.
         is_once: End at the end of the topic.
+        is_all: Take what was taken before too, and commit nothing.
     """
     logs.setup(settings.log_format, settings.log_level)
     complaints = Complaints()
     sink = open_sink(name, options)
-    own = {**OWN_CONFIG, "group.id": group or f"stream-metrics-sink-{name}"}
+    # Who reads all for himself must not take partitions from a sink that runs.
+    default_group = f"stream-metrics-sink-{name}" + (f"-{uuid.uuid4().hex}" if is_all else "")
+    own = {**OWN_CONFIG, "group.id": group or default_group}
     consumer = make_consumer(settings, own, complaints)
     try:
         partitions_of(consumer, settings.output_topic, complaints)
-        feeding = SinkConsumer(consumer, settings.output_topic, sink, is_once=is_once)
+        feeding = SinkConsumer(consumer, settings.output_topic, sink, is_once=is_once, is_all=is_all)
         before = {number: signal.signal(number, lambda *_: feeding.stop()) for number in _STOP_SIGNALS}
         try:
             feeding.run()

@@ -62,6 +62,7 @@ class SinkConsumer:
         topic: The output topic.
         sink: A sink; the caller closes it.
         is_once: End once all that was there is taken.
+        is_all: Take all results of the topic, whatever was taken before, and commit nothing.
         clock: Tells seconds.
     """
 
@@ -72,12 +73,14 @@ class SinkConsumer:
         sink: Sink,
         *,
         is_once: bool = False,
+        is_all: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._consumer = consumer
         self._topic = topic
         self._sink = sink
         self._is_once = is_once
+        self._is_committing = type(sink).is_lasting and not is_all
         self._clock = clock
         self._is_stopping = False
         self._given: list[int] | None = None  # partitions of a rebalance not acted on yet
@@ -130,7 +133,7 @@ class SinkConsumer:
     def _begin(self, partitions: list[int]) -> None:
         """Partitions are assigned from their beginning, and it's known where they are new; else the next turn tries."""
         committed = dict.fromkeys(partitions, 0)
-        if self._sink.is_lasting and partitions:
+        if self._is_committing and partitions:
             asked = [TopicPartition(self._topic, partition) for partition in partitions]
             try:
                 answers = self._consumer.committed(asked, timeout=_ASK_SECONDS)
@@ -273,7 +276,7 @@ class SinkConsumer:
                 self._hear(message.error())
 
     def _commit(self, committed: dict[int, int]) -> None:
-        if self._sink.is_lasting and self._uncommitted:
+        if self._is_committing and self._uncommitted:
             offsets = [TopicPartition(self._topic, part, offset) for part, offset in self._uncommitted.items()]
             try:
                 self._consumer.commit(offsets=offsets, asynchronous=False)

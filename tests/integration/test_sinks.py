@@ -97,6 +97,8 @@ def test_standard_output_has_each_result_once_over_restarts(broker: Broker) -> N
     produce(broker.bootstrap, topic, [record(2, 0.2)])
     second = once(broker, topic, group, "stdout").stdout
     assert [json.loads(line)["step"] for line in (first + second).splitlines()] == [1, 2]
+    again = once(broker, topic, group, "stdout", "--all").stdout
+    assert [json.loads(line)["step"] for line in again.splitlines()] == [1, 2]
 
 
 def test_a_sink_killed_again_and_again_loses_and_doubles_nothing(broker: Broker, tmp_path: Path) -> None:

@@ -32,13 +32,13 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_sink_gets_its_settings_its_own_flags_and_its_group(called: list[Any]) -> None:
-    cli.main(["sink", "jsonl", "--path", "x", "--output-topic", "t", "--once", "--group", "g"])
+    cli.main(["sink", "jsonl", "--path", "x", "--output-topic", "t", "--once", "--all", "--group", "g"])
     cli.main(["sink", "prometheus", "--max-series", "3"])
     assert called == [
-        ((Settings(output_topic="t"), "jsonl", {"path": "x"}), {"group": "g", "is_once": True}),
+        ((Settings(output_topic="t"), "jsonl", {"path": "x"}), {"group": "g", "is_once": True, "is_all": True}),
         (
             (Settings(), "prometheus", {"host": "127.0.0.1", "port": 8081, "max_series": 3}),
-            {"group": None, "is_once": False},
+            {"group": None, "is_once": False, "is_all": False},
         ),
     ]
 

@@ -154,8 +154,8 @@ class Recorder(Sink):
         self.client.calls.append("flush")
 
 
-def run(client: Client, sink: Sink | None = None) -> SinkConsumer:
-    feeding = SinkConsumer(client, "t", sink or Recorder(client), is_once=True, clock=lambda: client.now)  # type: ignore[arg-type]
+def run(client: Client, sink: Sink | None = None, *, is_all: bool = False) -> SinkConsumer:
+    feeding = SinkConsumer(client, "t", sink or Recorder(client), is_once=True, is_all=is_all, clock=lambda: client.now)  # type: ignore[arg-type]
     feeding.run()
     return feeding
 
@@ -288,6 +288,12 @@ def test_a_tool_that_keeps_nothing_gets_everything_and_commits_nothing() -> None
 
     client = Client([value(1), value(2)], committed=1)
     run(client, Forgetful(client))
+    assert client.calls == ["write 1,2", "flush"]
+
+
+def test_all_results_can_be_had_again_and_the_group_stays_where_it_was() -> None:
+    client = Client([value(1), value(2)], committed=1)
+    run(client, is_all=True)
     assert client.calls == ["write 1,2", "flush"]
 
 
