@@ -13,6 +13,9 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, Final, cast
 
 import msgspec
@@ -62,6 +65,38 @@ class AbortedError(Exception):
     """The transaction was aborted; nothing of it is visible, and it can be tried again."""
 
 
+class _Aside:
+    """A thread for the call that doesn't keep to its timeout, so that stops, probes and deadlines don't wait for it.
+
+    While the coordinator is away `send_offsets_to_transaction` takes as long as a transaction may be old, and where the
+    connection breaks at a bad moment it never returns, broker or not. The thread is then lost with its producer.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._work, name="transactions", daemon=True).start()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(function(*arguments))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._calls.put(call)
+        return answer
+
+    def close(self) -> None:
+        """The thread ends once it is back from its call."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
 class Transactions:
     """The producer of one replica.
 
@@ -88,6 +123,7 @@ class Transactions:
         self._begun_at = 0.0
         self._too_large: list[str] = []
         self._partitions: dict[str, int] = {}
+        self._aside = _Aside()
         self._producer = Producer(
             {
                 "linger.ms": 0,
@@ -175,6 +211,7 @@ class Transactions:
 
     def close(self) -> None:
         """Throws away what is queued; an open transaction is the broker's to abort, or the replacement's."""
+        self._aside.close()
         self._producer.purge()
 
     def _produce(self, record: OutRecord) -> None:
@@ -197,35 +234,10 @@ class Transactions:
                 self._wait()
 
     def _send_offsets(self, offsets: list[TopicPartition], group: Any) -> None:
-        """Adds the offsets to the transaction.
-
-        On a thread, since this call doesn't keep to its timeout: while the coordinator is away it takes as long as a
-        transaction may be old, and where the connection breaks at a bad moment it never returns, broker or not.
-
-        Raises:
-            RestartError: It has taken so long that the broker has aborted the transaction.
-        """
-        answers: list[BaseException | None] = []
-
-        def send() -> None:
-            try:
-                self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS)
-                answers.append(None)
-            except BaseException as error:
-                answers.append(error)
-
-        thread = threading.Thread(target=send, name="send offsets", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(CALL_SECONDS / 10)
-            if not thread.is_alive():
-                break
-            if time.monotonic() - self._begun_at > self._timeout_seconds:
-                raise RestartError("the client doesn't answer whether it added the offsets to the transaction")
+        answer = self._aside.call(self._producer.send_offsets_to_transaction, offsets, group, CALL_SECONDS)
+        while not futures.wait([answer], CALL_SECONDS / 10).done:
             self._wait()
-        error = answers[0] if answers else RestartError("the client has failed to add offsets in an unknown way")
-        if error is not None:
-            raise error
+        answer.result()
 
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         # Must not raise: the client would then report a committed transaction as failed.
@@ -286,6 +298,16 @@ class Transactions:
         self._turn()
         if self._is_stopping():
             raise StoppingError
+        is_over = self._begun_at and time.monotonic() - self._begun_at > self._timeout_seconds
+        if is_over and self._broker_answers():
+            # The broker has given the transaction up and is there again, so what the client waits for may never come.
+            raise RestartError("a transaction has taken too long", is_replaced_perhaps=True)
+
+    def _broker_answers(self) -> bool:
+        try:
+            return bool(self._producer.list_topics(timeout=CALL_SECONDS).brokers)
+        except CLIENT_ERRORS:
+            return False
 
 
 def _served(function: Callable[..., Any], *arguments: Any) -> Any:
