@@ -88,6 +88,7 @@ class Sidecar:
         self._unix_ms = unix_ms
         self._is_stopping = False
         self._stop_seen_at: float | None = None
+        self._has_joined = False
         self._member_id = ""
         self._owned: dict[int, Owned] = {}
         self._failure: BaseException | None = None
@@ -189,6 +190,7 @@ class Sidecar:
         )
         self._transactions.init()
         self._health.not_ready = "joining the group"
+        self._has_joined = False  # a member id alone comes earlier, and a group may be waited for as long as a session
         self._member_id = ""
         self._consumer = Consumer(self._consumer_config(), logger=logs.CLIENT_LOGGER)
         self._takeover = Takeover(
@@ -357,13 +359,8 @@ class Sidecar:
 
     def _raise_lost(self, error: KafkaError) -> NoReturn:
         """Raises what follows from an error that ends the consumer."""
-        instance_id = self._settings.instance_id
-        # The client hides the code of a fatal error behind its own.
-        if meaning(error) is Meaning.FENCED or (instance_id is not None and "group.instance.id" in error.str()):
-            raise FencedError(
-                f"another live replica runs with --instance-id {instance_id} and took over: "
-                "give each replica of the group its own"
-            )
+        if meaning(error) is Meaning.FENCED:
+            raise self._replaced()
         if meaning(error) is Meaning.REFUSED:
             raise refused(error, "consuming")
         raise RestartError(f"the consumer is done for: {error.str()}")
@@ -474,7 +471,7 @@ class Sidecar:
         restoring = sum(one.is_restoring for one in owned)
         if restoring:
             return f"{restoring} partitions are being restored"
-        if not owned and not self._consumer.memberid():
+        if not self._has_joined:
             return "joining the group"
         return ""
 
@@ -638,6 +635,7 @@ class Sidecar:
                 consumer.assign(starts)
             if starts and self._commits_fail_since is not None:
                 consumer.pause(starts)
+            self._has_joined = True
         except BaseException as error:
             self._keep_failure(error)
 
@@ -650,14 +648,15 @@ class Sidecar:
                 if self._commits_fail_since is None and self._failure is None:
                     self._commit([owned for owned in leaving if not owned.is_restoring])
             finally:
-                self._drop(partitions, "revoked")
+                self._drop(consumer, partitions, "revoked")
         except BaseException as error:
             self._keep_failure(error)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
             self._metrics.rebalances.labels("lost").inc()
-            self._drop(partitions, "lost")
+            self._has_joined = False
+            self._drop(consumer, partitions, "lost")
             self._raise_if_replaced()
         except FencedError as error:
             self._keep_failure(error)
@@ -667,7 +666,10 @@ class Sidecar:
         except BaseException as error:
             self._keep_failure(error)
 
-    def _drop(self, partitions: list[TopicPartition], how: str) -> None:
+    def _drop(self, consumer: Consumer, partitions: list[TopicPartition], how: str) -> None:
+        if self._commits_fail_since is not None:
+            # The client keeps a partition's pause beyond its loss: given to us again it would stand still for good.
+            consumer.resume(partitions)
         dropped = [one.partition for one in partitions if self._owned.pop(one.partition, None) is not None]
         if dropped:
             logs.info(f"partitions {how}", partitions=",".join(map(str, sorted(dropped))))
