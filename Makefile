@@ -19,6 +19,16 @@ demo: $(VENV)/installed-demo ## Run the demo; BROKER=host:port uses that broker
 test: $(VENV)/installed-test ## Run all tests; ARGS='-m "not broker"' narrows them
 	$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: chaos
+chaos: $(VENV)/installed-test ## Break everything for CHAOS_SECONDS (600) and compare; CHAOS_SEED repeats a plan
+	CHAOS_SECONDS=$(or $(CHAOS_SECONDS),600) $(BIN)/python -m pytest tests/chaos $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(VENV)/installed-test ## Fuzz decoder and fold for 2 minutes; ARGS='--seconds 3600 --keep folder'
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --only-binary atheris --editable '.[fuzz]' || true
+	$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
+
 .PHONY: check
 check: $(VENV)/installed-dev ## Lint, formatting, types and import directions
 	$(BIN)/ruff check .
