@@ -48,8 +48,8 @@ def main(settings: Settings) -> int:
     except SidecarError as error:
         logs.error(str(error), exit_code=int(error.exit_code))
         code = error.exit_code
-    except BaseException as error:
-        logs.LOGGER.exception("internal error: %s", error)
+    except:  # noqa: E722 - what the client raises isn't always an exception
+        logs.LOGGER.exception("internal error")
         code = ExitCode.INTERNAL_ERROR
     if server is not None:
         server.close()
