@@ -57,6 +57,12 @@ SINKS: Final[Mapping[str, Kind]] = {
             Flag(name="max_series", metavar="N", default=200, help="runs and scopes shown, those heard of last"),
         ),
     ),
+    "tensorboard": Kind(
+        "tensorboard",
+        "TensorboardSink",
+        "event files for TensorBoard",
+        (Flag(name="directory", metavar="DIR", help="log directory; made where it's missing", is_needed=True),),
+    ),
 }
 
 

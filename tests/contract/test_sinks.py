@@ -6,10 +6,12 @@ no part of the extra `test`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import pytest
@@ -22,7 +24,7 @@ from stream_metrics.sinks.registry import SINKS, open_sink
 Curves = dict[tuple[str, str], list[tuple[int, float]]]
 """By run and scope, the points of `episode_raw_reward` as the tool's reader shows them, by step."""
 
-LIBRARIES: dict[str, str] = {}
+LIBRARIES = {"tensorboard": "tensorboard"}
 
 
 def result(step: int, reward: float, *, run_id: str = "run", scope: str = "rollout", **fields: Any) -> StepMetrics:
@@ -133,6 +135,32 @@ class PrometheusTool(Tool):
         return {key: [(int(found["step"]), found["episode_raw_reward"])] for key, found in numbers.items()}
 
 
+class TensorboardTool(Tool):
+    def curves(self) -> Curves:
+        """What TensorBoard's own reader keeps of the event files, of each folder that has some."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        curves: Curves = {}
+        for folder in sorted({path.parent for path in Path(self.options["directory"]).rglob("*tfevents*")}):
+            reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+            reader.Reload()
+            run, scope = folder.relative_to(self.options["directory"]).parts
+            (tag,) = (tag for tag in reader.Tags()["scalars"] if tag.endswith("/episode_raw_reward"))
+            name = tag.removesuffix("/episode_raw_reward")
+            if "~" not in scope:
+                assert unquote(scope) == name
+            run_id = next((long for long in (X, Z) if run.endswith(hashed(long))), unquote(run))
+            curves[run_id, name] = [(event.step, round(event.value, 6)) for event in reader.Scalars(tag)]
+        return curves
+
+
+X, Z = "x" * 512, "x" * 511 + "z"
+
+
+def hashed(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def make_tool(name: str, folder: Path, capture: pytest.CaptureFixture[bytes]) -> Tool:
     if name in LIBRARIES:
         pytest.importorskip(LIBRARIES[name], reason=f"the sink {name}'s library isn't installed")
@@ -142,6 +170,8 @@ def make_tool(name: str, folder: Path, capture: pytest.CaptureFixture[bytes]) ->
         return JsonlTool(name, folder, capture, options={"path": str(folder / "results.jsonl")})
     if name == "prometheus":
         return PrometheusTool(name, folder, capture, shows_all_steps=False, options={"port": 0})
+    if name == "tensorboard":
+        return TensorboardTool(name, folder, capture, options={"directory": str(folder / "logs")})
     raise AssertionError(f"no tests for the sink {name}")
 
 
@@ -232,8 +262,8 @@ def test_runs_and_scopes_stay_apart_whatever_their_names(tool: Tool) -> None:
         ('a"b\\c\n', "ü %s <b>"),
         ("a+b", "x"),
         ("a=b", "x"),
-        ("x" * 512, "y" * 300),
-        ("x" * 511 + "z", "y" * 300),
+        (X, "y" * 300),
+        (Z, "y" * 300),
     ]
     tool.start()
     tool.give(deliveries(*(result(1, place / 8, run_id=run, scope=scope) for place, (run, scope) in enumerate(names))))
