@@ -331,7 +331,7 @@ def _change(host: str | None, point: str | None, count: int, how: int) -> None:
 
     from confluent_kafka import Producer
 
-    from stream_metrics.sidecar import loop, transactions
+    from stream_metrics.sidecar import transactions
     from stream_metrics.sidecar.owned import Owned
 
     if host is not None:
@@ -361,18 +361,19 @@ def _change(host: str | None, point: str | None, count: int, how: int) -> None:
             reach("after_commit")
             return answer
 
-    class MortalOwned(Owned):
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            reach("taking_over")
+    make, feed = Owned.__init__, Owned.feed
 
-        def feed(self, records: Any) -> int:
-            if self.is_restoring:
-                reach("restoring")
-            return super().feed(records)
+    def make_or_stumble(self: Owned, *args: Any, **more: Any) -> None:
+        make(self, *args, **more)
+        reach("taking_over")
 
-    transactions.Producer = MortalProducer  # type: ignore[misc]
-    loop.Owned = MortalOwned  # type: ignore[misc]
+    def feed_or_stumble(self: Owned, records: Any) -> int:
+        if self.is_restoring:
+            reach("restoring")
+        return feed(self, records)
+
+    transactions.Producer = MortalProducer
+    Owned.__init__, Owned.feed = make_or_stumble, feed_or_stumble
 
 
 if __name__ == "__main__":
