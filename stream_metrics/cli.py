@@ -47,7 +47,7 @@ _SUMMARIES: Final = {
     "dump": "write the input topic to a file that `replay` reads",
     "produce": "send a file of events to the input topic",
     "follow": "send the step files that a trainer writes, as it writes them",
-    "sink": "show the results in a tool: a file, Prometheus, ...",
+    "sink": "give the results to a file, Prometheus, TensorBoard or MLflow",
     "schema": "print the JSON Schema of events and results",
     "demo": "watch a simulated run with an embedded broker",
 }

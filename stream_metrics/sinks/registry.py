@@ -63,6 +63,19 @@ SINKS: Final[Mapping[str, Kind]] = {
         "event files for TensorBoard",
         (Flag(name="directory", metavar="DIR", help="log directory; made where it's missing", is_needed=True),),
     ),
+    "mlflow": Kind(
+        "mlflow",
+        "MlflowSink",
+        "metrics of an MLflow experiment",
+        (
+            Flag(name="experiment", default="stream-metrics", help="the experiment; made where it's missing"),
+            Flag(
+                name="tracking_uri",
+                metavar="URI",
+                help="server or database, such as sqlite:///mlflow.db (default: MLFLOW_TRACKING_URI, or MLflow's own)",
+            ),
+        ),
+    ),
 }
 
 

@@ -19,12 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stream_metrics.events import LogPlace, StepMetrics, encode
 from stream_metrics.sinks.base import Delivery, Sink
+from stream_metrics.sinks.mlflow import _name
 from stream_metrics.sinks.registry import SINKS, open_sink
 
 Curves = dict[tuple[str, str], list[tuple[int, float]]]
 """By run and scope, the points of `episode_raw_reward` as the tool's reader shows them, by step."""
 
-LIBRARIES = {"tensorboard": "tensorboard"}
+LIBRARIES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
 
 
 def result(step: int, reward: float, *, run_id: str = "run", scope: str = "rollout", **fields: Any) -> StepMetrics:
@@ -154,6 +155,27 @@ class TensorboardTool(Tool):
         return curves
 
 
+class MlflowTool(Tool):
+    def curves(self) -> Curves:
+        """What MLflow's client says of each run's metrics; a run of another attempt has its name."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=self.options["tracking_uri"])
+        experiment = client.get_experiment_by_name(self.options["experiment"])
+        curves: Curves = {}
+        for run in client.search_runs([experiment.experiment_id]):
+            run_id = run.data.tags["stream_metrics.run_id"]
+            run_id = run_id if run.data.tags["stream_metrics.attempt"] == "0" else run.info.run_name
+            for name in run.data.metrics:
+                for scope in SCOPES:
+                    if name == _name("", f"{scope}/episode_raw_reward"):
+                        points = client.get_metric_history(run.info.run_id, name)
+                        assert (run_id, scope) not in curves
+                        curves[run_id, scope] = sorted((point.step, point.value) for point in points)
+        return curves
+
+
+SCOPES = ("rollout", "eval/aime24", ".", "ü %s <b>", "x", "y" * 300)
 X, Z = "x" * 512, "x" * 511 + "z"
 
 
@@ -172,10 +194,18 @@ def make_tool(name: str, folder: Path, capture: pytest.CaptureFixture[bytes]) ->
         return PrometheusTool(name, folder, capture, shows_all_steps=False, options={"port": 0})
     if name == "tensorboard":
         return TensorboardTool(name, folder, capture, options={"directory": str(folder / "logs")})
+    if name == "mlflow":
+        return MlflowTool(
+            name, folder, capture, options={"experiment": "e", "tracking_uri": f"sqlite:///{folder}/mlflow.db"}
+        )
     raise AssertionError(f"no tests for the sink {name}")
 
 
-@pytest.fixture(params=list(SINKS))
+# What a library warns of in itself is its own.
+_LENIENT = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[_LENIENT] if name in LIBRARIES else []) for name in SINKS])
 def tool(request: pytest.FixtureRequest, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[Tool]:
     made = make_tool(request.param, tmp_path, capfdbinary)
     yield made

@@ -124,6 +124,42 @@ def test_a_sink_killed_again_and_again_loses_and_doubles_nothing(broker: Broker,
     assert sorted(found) == sorted((f"run-{step % 2}", step) for step in range(200))
 
 
+def test_two_sinks_of_a_group_share_the_partitions_and_each_result_is_taken_by_one(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topic, group = create_topic(broker.bootstrap, partitions=4), unique_name("sink")
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    commands = [command(broker, topic, "jsonl", "--path", str(path), "--group", group) for path in paths]
+
+    def send(first: int) -> None:
+        made = [record(step, 0.5, run_id=f"run-{step % 4}", partition=step % 4) for step in range(first, first + 40)]
+        produce(broker.bootstrap, topic, made)
+
+    def found() -> list[tuple[str, int]]:
+        return sorted(steps(paths[0]) + steps(paths[1]))
+
+    send(0)
+    with running(commands[0]):
+        wait_until(lambda: len(found()) == 40, "the first results", 60)
+        with running(commands[1]) as second:
+            sent = 40
+
+            def has_both() -> bool:
+                nonlocal sent
+                if len(found()) >= sent:
+                    send(sent)
+                    sent += 40
+                return bool(steps(paths[1])) and len(found()) >= sent
+
+            wait_until(has_both, "results in both files", 60)
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(30) == ExitCode.OK
+            send(sent)
+            sent += 40
+            wait_until(lambda: len(found()) >= sent, "what the one that is left takes over", 60)
+    assert found() == sorted((f"run-{step % 4}", step) for step in range(sent))
+
+
 def test_sigterm_ends_it_cleanly(broker: Broker, tmp_path: Path) -> None:
     topic, path = create_topic(broker.bootstrap), tmp_path / "results.jsonl"
     produce(broker.bootstrap, topic, [record(1, 0.1)])
