@@ -133,7 +133,7 @@ class Trainers:
         now = self.counts["records"]
         if rng.random() < 0.05:
             self.counts["out of order"] += 1
-            heapq.heappush(self._held, (now + rng.randrange(1, 200), now, record))
+            heapq.heappush(self._held, (now + rng.randrange(1, 200), self.counts["out of order"], record))
         else:
             self._send(record)
             self._recent = [*self._recent[-30:], record]
