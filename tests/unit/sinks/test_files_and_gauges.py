@@ -56,6 +56,15 @@ def test_half_a_line_of_a_crash_is_cut_off_and_written_whole(path: Path) -> None
     assert path.read_bytes() == line + delivery(2).value + b"\n"
 
 
+def test_half_a_line_is_cut_off_even_where_nothing_is_to_be_written(path: Path) -> None:
+    line = delivery(1).value + b"\n"
+    path.write_bytes(line + b'{"type":')
+    sink = opened(path)
+    sink.write([delivery(1)])
+    sink.close()
+    assert path.read_bytes() == line
+
+
 def test_a_disk_that_was_full_leaves_no_half_lines(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = opened(path)
     write = os.pwrite

@@ -69,6 +69,7 @@ class Client:
         self.now = 0.0
         self.calls: list[str] = []
         self.at_poll: list[Callable[[], None]] = []
+        self.at_consume: list[Callable[[], None]] = []
         self.commit_failures: list[int] = []
         self.committed_failures: list[int] = []
         self.errors: list[Message] = []
@@ -86,6 +87,9 @@ class Client:
         self.now += timeout
         if self.errors:
             return [self.errors.pop(0)]
+        if self.at_consume and self.place == len(self.log):
+            self.at_consume.pop(0)()
+            return [Message(0, value(0))]
         stale = [] if self.place is None else [Message(0, value(0))]
         if self.given:
             self.given = False
@@ -259,6 +263,28 @@ def test_after_a_rebalance_during_an_outage_all_that_is_not_committed_comes_agai
     client.at_poll = [lambda: None, client.rebalance]
     run(client, Recorder(client, [SinkOutageError("down")] * 2))
     assert client.calls == ["recall 1", "write 2", "recall 1", "write 2", "write 2", "flush", "commit 2"]
+
+
+def test_what_was_consumed_while_partitions_were_taken_away_is_left_to_who_has_them_now() -> None:
+    client = Client([value(1)])
+
+    def revoke() -> None:
+        client.on_revoke(client, [TopicPartition("t", 0)])
+        client.place = None
+
+    sink = Recorder(client)
+    feeding = SinkConsumer(client, "t", sink, clock=lambda: client.now)  # type: ignore[arg-type]
+    client.at_consume = [revoke]
+    consume = client.consume
+
+    def consume_until_idle(count: int, timeout: float) -> list[Message]:
+        if client.now > 5:
+            feeding.stop()
+        return consume(count, timeout)
+
+    client.consume = consume_until_idle  # type: ignore[method-assign]
+    feeding.run()
+    assert client.calls == ["write 1", "flush", "commit 1"]
 
 
 def test_a_commit_that_fails_is_made_up_for() -> None:
