@@ -89,6 +89,7 @@ class Sidecar:
         self._is_stopping = False
         self._stop_seen_at: float | None = None
         self._has_joined = False
+        self._missing = ""
         self._member_id = ""
         self._owned: dict[int, Owned] = {}
         self._failure: BaseException | None = None
@@ -354,7 +355,7 @@ class Sidecar:
         if meaning(error) is not Meaning.WAIT:
             self._raise_lost(error)
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self._health.not_ready = f"topic {self._settings.input_topic!r} is missing"
+            self._missing = f"topic {self._settings.input_topic!r} is missing"
         logs.warning("the consumer says", error=error.str(), topic=message.topic(), partition=message.partition())
 
     def _raise_lost(self, error: KafkaError) -> NoReturn:
@@ -472,7 +473,7 @@ class Sidecar:
         if restoring:
             return f"{restoring} partitions are being restored"
         if not self._has_joined:
-            return "joining the group"
+            return self._missing or "joining the group"
         return ""
 
     # --- commits -------------------------------------------------------------------------------------------------
@@ -635,7 +636,7 @@ class Sidecar:
                 consumer.assign(starts)
             if starts and self._commits_fail_since is not None:
                 consumer.pause(starts)
-            self._has_joined = True
+            self._has_joined, self._missing = True, ""
         except BaseException as error:
             self._keep_failure(error)
 
