@@ -1,0 +1,97 @@
+"""A broker that goes away in the middle of traffic: red probes meanwhile, and exact afterwards with no manual step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from stream_metrics.events import StepMetrics, encode
+from stream_metrics.testing import MemoryLog, close, sample
+from support.brokers import Broker
+from support.operations import Operated, operated
+from support.topics import produce_transaction, read_topic, unique_name
+from support.traffic import Flow, Traffic
+
+
+def _expected(sidecar: Operated) -> dict[bytes, StepMetrics]:
+    """Returns the newest result of each step, folded in memory from the input topic as it is now."""
+    log = MemoryLog(topic=sidecar.deployment.input_topic)
+    for read in read_topic(sidecar.bootstrap, sidecar.deployment.input_topic):
+        gap = read.offset - log.next_offset if log.records else read.offset
+        log.append(read.value, headers=list(read.headers), unix_ms=read.timestamp_ms, key=read.key, skip_offsets=gap)
+    return {one.key(): one for one in log.fold().results}
+
+
+def _assert_exact(sidecar: Operated) -> None:
+    """The newest result of each step is right to the byte, and each step and attempt had one on-time result."""
+    results = sidecar.results()
+    newest = {one.key(): encode(one) for one in results}
+    assert newest == {key: encode(one) for key, one in _expected(sidecar).items()}
+    on_time = [(one.key(), one.attempt) for one in results if not one.correction]
+    assert len(on_time) == len(set(on_time))
+    assert len(newest) > 5
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_broker_that_was_away_under_load_is_gone_on_from_by_itself(
+    stoppable_broker: Broker, tmp_path: Path, how: str
+) -> None:
+    with operated(stoppable_broker.bootstrap, tmp_path, session_timeout=12, transaction_timeout=6) as sidecar:
+        sidecar.start_ready()
+        sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready")
+        topic = sidecar.deployment.input_topic
+        with Flow(sidecar.bootstrap, topic, Traffic(3, runs=3, partitions=1), 500) as flow:
+            sidecar.wait_until(lambda: sidecar.metric("results_total") > 3, "some results")
+            getattr(stoppable_broker, how)()
+            sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 503, "not ready")
+            assert sidecar.get("/healthz")[0] == 200  # a restart of the process would help nothing
+            stoppable_broker.start()
+            sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready again", 60)
+            flow.finish()
+        sidecar.wait_until_read(60)
+        _assert_exact(sidecar)
+        assert sidecar.process.exit_code is None
+
+
+def test_aborted_data_is_never_counted(broker: Broker, tmp_path: Path) -> None:
+    with operated(broker.bootstrap, tmp_path) as sidecar:
+        topic = sidecar.deployment.input_topic
+        sidecar.start_ready()
+        for reward, is_committed in ((1.0, True), (0.0, False), (1.0, True), (0.0, False)):
+            value = json.dumps(sample(1, reward)).encode()
+            produce_transaction(sidecar.bootstrap, topic, [value] * 3, commit=is_committed)
+        sidecar.wait_until_read()  # the markers behind the last record count as read
+        sidecar.restart()
+        produce_transaction(sidecar.bootstrap, topic, [json.dumps(close(1)).encode()], commit=False)
+        sidecar.send(close(1))
+        (result,) = sidecar.wait_for_results(1)
+        assert result.metrics["rollout/num_training_samples"] == 6
+        assert result.metrics["rollout/episode_raw_reward"] == 1.0
+        sidecar.wait_until_read()
+
+
+def test_nothing_above_an_open_transaction_is_published_until_it_ends(broker: Broker, tmp_path: Path) -> None:
+    with operated(broker.bootstrap, tmp_path) as sidecar:
+        sidecar.start_ready()
+        holder = Producer(
+            {"bootstrap.servers": sidecar.bootstrap, "transactional.id": unique_name("holder"), "log_level": 0}
+        )
+        holder.init_transactions(30)
+        holder.begin_transaction()
+        holder.produce(sidecar.deployment.input_topic, json.dumps(sample(1, 0.0)).encode(), partition=0)
+        assert holder.flush(30) == 0
+        sidecar.send(sample(1, 1.0), close(1))
+        sidecar.send(sample(2, 1.0), close(2), run_id="another")
+        # Whatever a read_committed reader may see by now, it has seen: its end is below the open transaction.
+        sidecar.wait_until(lambda: sidecar.deployment.committed()[0] == 0, "its position is committed")
+        assert sidecar.results() == []
+        holder.commit_transaction(30)
+        sidecar.wait_for_results(2)
+        (result,) = sidecar.results("default")
+        assert result.metrics["rollout/num_training_samples"] == 2
+        assert result.metrics["rollout/episode_raw_reward"] == 0.5
+        sidecar.wait_until_read()

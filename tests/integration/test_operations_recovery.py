@@ -1,0 +1,242 @@
+"""What a sidecar finds when it starts: offsets that aren't ours, other settings, a log that isn't the one it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stream_metrics.testing import close, sample
+from support.brokers import Broker
+from support.operations import Operated, operated
+
+
+@pytest.fixture
+def sidecar(broker: Broker, tmp_path: Path) -> Iterator[Operated]:
+    with operated(broker.bootstrap, tmp_path) as made:
+        yield made
+
+
+def _refusal(sidecar: Operated, **settings: object) -> str:
+    """Starts a replica that must refuse the state it finds, and returns what it says."""
+    sidecar.start(**settings)
+    assert sidecar.process.wait_until_ended() == 5, sidecar.process.told()
+    (line,) = (line for line in sidecar.process.log() if line["level"] == "error")
+    assert line["exit_code"] == 5
+    return str(line["message"])
+
+
+# --- where to start ---------------------------------------------------------------------------------------------------
+
+
+def test_a_first_start_reads_from_the_earliest_record(sidecar: Operated) -> None:
+    sidecar.send(sample(1, 1.0))
+    sidecar.start_ready()
+    sidecar.send(close(1))
+    (result,) = sidecar.wait_for_results(1)
+    assert result.metrics["rollout/num_training_samples"] == 1
+    sidecar.wait_until_read()
+
+
+def test_a_first_start_from_the_latest_record_leaves_out_what_was_there_once_and_for_all(sidecar: Operated) -> None:
+    sidecar.send(sample(1, 1.0), close(1))
+    sidecar.start_ready(start="latest")
+    sidecar.wait_until_read()  # its position is committed though nothing has come
+    assert sidecar.process.terminate() == 0
+    sidecar.send(sample(2, 1.0), close(2))  # while it is away
+    sidecar.start_ready(start="latest")
+    (result,) = sidecar.wait_for_results(1)
+    assert result.step == 2
+
+
+# --- offsets that aren't ours -----------------------------------------------------------------------------------------
+
+NEWER = json.dumps({"stream_metrics": 999, "what": "ever"})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (None, "committed without a replay note"),
+        ("committed by hand", "no replay note of stream_metrics"),
+        ('{"stream_metrics":1,"fold":1,"replay_from":0,"next_ch', "no replay note of stream_metrics"),
+        ('{"stream_metrics":1,"fold":1,"replay_from":"x"}', "damaged"),
+        (NEWER, "run the newer program"),
+    ],
+    ids=["none", "foreign", "cut", "damaged", "newer"],
+)
+def test_an_offset_that_is_not_ours_is_refused_with_what_to_do(
+    sidecar: Operated, metadata: str | None, expected: str
+) -> None:
+    sidecar.send(*([sample(1, 1.0)] * 5))
+    sidecar.commit_as_somebody_else(3, metadata)
+    message = _refusal(sidecar)
+    assert message.startswith(f"offset 3 of {sidecar.deployment.input_topic}[0] in group")
+    assert expected in message
+    assert "--group-id" in message and "--adopt-offsets" in message
+    assert sidecar.deployment.committed()[0] == 3
+
+
+def test_an_offset_that_is_not_ours_is_gone_on_from_where_that_is_wanted(sidecar: Operated) -> None:
+    sidecar.send(*([sample(1, 1.0)] * 5))
+    sidecar.commit_as_somebody_else(3, "by hand")
+    sidecar.start_ready(adopt_offsets=True)
+    line = sidecar.process.wait_for("adopted an offset that isn't ours")
+    assert line["level"] == "warning" and sidecar.deployment.input_topic in line["offset"]
+    sidecar.wait_until_read()
+    sidecar.restart()  # from now on it is ours
+    sidecar.send(close(1))
+    (result,) = sidecar.wait_for_results(1)
+    assert result.metrics["rollout/num_training_samples"] == 2
+
+
+# --- other settings ---------------------------------------------------------------------------------------------------
+
+
+def test_open_steps_follow_changed_settings_and_closed_ones_stay_as_they_were(sidecar: Operated) -> None:
+    first, then = {"reward_key": "a"}, {"reward_key": "b"}
+    rewards = {"a": 1.0, "b": 0.0}
+    sidecar.start_ready(**first)
+    sidecar.send(sample(1, rewards), close(1), sample(2, rewards))
+    sidecar.wait_for_results(1)
+    sidecar.wait_until_read()
+    sidecar.restart(**then)
+    sidecar.process.wait_for("settings or version have changed")
+    sidecar.send(sample(1, rewards, rollout_id="late"))
+    sidecar.wait_for_letters(1)
+    sidecar.wait_until_read()
+    sidecar.restart(**then)  # it isn't forgotten
+    sidecar.send(sample(1, rewards, rollout_id="later"), sample(2, rewards), close(2))
+    closed, followed = sidecar.wait_for_results(2)
+    assert (closed.step, closed.metrics["rollout/episode_raw_reward"]) == (1, 1.0)
+    assert (followed.step, followed.metrics["rollout/episode_raw_reward"]) == (2, 0.0)
+    assert followed.metrics["rollout/num_training_samples"] == 2 and followed.complete
+    letters = sidecar.wait_for_letters(2)
+    assert [dict(one.headers)["stream_metrics.reason"] for one in letters] == [b"late", b"late"]
+
+
+# --- a log that isn't the one it was ----------------------------------------------------------------------------------
+
+
+def test_a_log_cut_in_the_middle_of_a_step_gives_it_incomplete_and_once_over_two_restarts(sidecar: Operated) -> None:
+    sidecar.start_ready()
+    sidecar.send(*([sample(1, 1.0)] * 6), run_id="cut")
+    sidecar.send(sample(7, 1.0), run_id="whole")
+    sidecar.wait_until_read()
+    assert sidecar.process.terminate() == 0
+    sidecar.delete_records(4)
+    sidecar.start_ready()
+    line = sidecar.process.wait_for("retention removed what steps in memory were made from")
+    assert (line["level"], line["topic"]) == ("error", sidecar.deployment.input_topic)
+    assert (line["lost_from"], line["lost_to"]) == (0, 3)
+    (result,) = sidecar.wait_for_results(1, "cut")
+    assert (result.complete, result.reason, result.correction) == (False, "data_lost", False)
+    assert result.metrics["rollout/num_training_samples"] == 2
+    assert sidecar.metric("lost_records_total") == 4
+    sidecar.wait_until_read()
+    for _ in range(2):
+        sidecar.restart()
+        sidecar.wait_until_read()
+    sidecar.send(sample(8, 1.0), close(8), run_id="after")
+    sidecar.wait_for_results(1, "after")
+    assert len(sidecar.results("cut")) == 1
+    assert sidecar.process.exit_code is None
+
+
+def test_a_log_cut_above_what_was_committed_is_said_and_gone_on_from(sidecar: Operated) -> None:
+    sidecar.start_ready()
+    sidecar.send(sample(1, 1.0), sample(1, 1.0))
+    sidecar.wait_until_read()
+    assert sidecar.process.terminate() == 0
+    sidecar.send(*([sample(1, 1.0)] * 4), sample(2, 1.0), close(2))
+    sidecar.delete_records(6)
+    sidecar.start_ready()
+    line = sidecar.process.wait_for("retention removed what steps in memory were made from")
+    assert (line["lost_from"], line["lost_to"], line["lost_unread"]) == (0, 5, 4)
+    results = sidecar.wait_for_results(1)
+    assert (results[0].step, results[0].metrics["rollout/num_training_samples"]) == (2, 1)
+    sidecar.wait_until_read()
+
+
+def test_a_log_of_which_nothing_is_left_is_gone_on_from_at_its_end(sidecar: Operated) -> None:
+    sidecar.start_ready()
+    sidecar.send(*([sample(1, 1.0)] * 5))
+    sidecar.wait_until_read()
+    assert sidecar.process.terminate() == 0
+    sidecar.delete_records(-1)
+    sidecar.start_ready()
+    sidecar.restart()
+    sidecar.send(sample(2, 1.0), close(2))
+    (result,) = sidecar.wait_for_results(1)
+    assert result.step == 2 and result.complete
+    sidecar.wait_until_read()
+
+
+def test_a_log_emptied_under_a_running_sidecar_changes_nothing(sidecar: Operated) -> None:
+    sidecar.start_ready()
+    sidecar.send(sample(1, 1.0))
+    sidecar.wait_until_read()
+    sidecar.delete_records(-1)
+    sidecar.send(close(1))
+    (result,) = sidecar.wait_for_results(1)
+    assert result.complete and result.metrics["rollout/num_training_samples"] == 1
+
+
+def test_records_that_are_not_what_was_committed_are_refused_with_what_to_do(sidecar: Operated) -> None:
+    sidecar.start_ready()
+    sidecar.send(sample(1, 1.0), sample(1, 1.0))
+    sidecar.wait_until_read()
+    assert sidecar.process.terminate() == 0
+    topic = sidecar.deployment.input_topic
+    note = _committed_note(sidecar)
+    sidecar.delete_topic(topic)
+    sidecar.make_topic(topic)
+    sidecar.send(sample(8, 1.0), sample(9, 1.0), sample(9, 1.0))
+    sidecar.commit_as_somebody_else(2, note)  # a broker that kept the offsets, or a backup that brought them back
+    message = _refusal(sidecar)
+    assert f"{topic}[0] from 0 to 2 replays to other windows" in message
+    assert "not the one it was" in message and "--accept-changed-replay" in message
+    sidecar.start_ready(accept_changed_replay=True)
+    sidecar.send(close(9))
+    (result,) = sidecar.wait_for_results(1)
+    assert result.metrics["rollout/num_training_samples"] == 2
+
+
+def test_a_topic_made_anew_that_ends_before_what_was_committed_is_refused(sidecar: Operated) -> None:
+    sidecar.start_ready()
+    sidecar.send(*([sample(1, 1.0), close(1)] * 1), *([sample(2, 1.0)] * 8))
+    sidecar.wait_until_read()
+    assert sidecar.process.terminate() == 0
+    topic, note = sidecar.deployment.input_topic, _committed_note(sidecar)
+    committed = sidecar.deployment.committed()[0]
+    sidecar.delete_topic(topic)
+    sidecar.make_topic(topic)
+    sidecar.commit_as_somebody_else(committed, note.replace('"replay_from":0', f'"replay_from":{committed - 1}'))
+    message = _refusal(sidecar)
+    assert f"{topic}[0]" in message and "made anew" in message and "--group-id" in message
+
+
+def test_a_topic_deleted_and_made_again_while_nobody_ran_is_read_from_its_start(sidecar: Operated) -> None:
+    sidecar.start_ready()
+    sidecar.send(*([sample(1, 1.0)] * 8))
+    sidecar.wait_until_read()
+    assert sidecar.process.terminate() == 0
+    topic = sidecar.deployment.input_topic
+    sidecar.delete_topic(topic)  # the broker forgets the offsets committed of it
+    sidecar.make_topic(topic)
+    sidecar.send(sample(1, 0.0), close(1))
+    sidecar.start_ready()
+    (result,) = sidecar.wait_for_results(1)
+    assert (result.metrics["rollout/num_training_samples"], result.metrics["rollout/episode_raw_reward"]) == (1, 0.0)
+
+
+def _committed_note(sidecar: Operated) -> str:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": sidecar.bootstrap, "group.id": sidecar.deployment.group, "log_level": 0})
+    (committed,) = consumer.committed([TopicPartition(sidecar.deployment.input_topic, 0)], timeout=30)
+    consumer.close()
+    assert committed.metadata
+    return str(committed.metadata)
