@@ -24,5 +24,5 @@ MEANINGS = {
     ExitCode.KAFKA_REFUSED: "broker, topic or permission: can't go on",
     ExitCode.FENCED: "fenced: another live replica has this identity",
     ExitCode.STATE_REFUSED: "state refused: the committed offset isn't ours, or its replay doesn't match",
-    ExitCode.INPUT_REFUSED: "lines of the input can't be used, each named on standard error (produce: all others are sent)",
+    ExitCode.INPUT_REFUSED: "lines of the input can't be used, each named on standard error (produce sends the others)",
 }
