@@ -86,6 +86,12 @@ class SidecarError(Exception):
     exit_code = ExitCode.INTERNAL_ERROR
 
 
+class WrongSettingsError(SidecarError):
+    """The client refuses a property that it was given."""
+
+    exit_code = ExitCode.WRONG_SETTINGS
+
+
 class KafkaRefusedError(SidecarError):
     """The broker, a topic or a missing right doesn't let the sidecar go on."""
 

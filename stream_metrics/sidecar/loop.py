@@ -32,6 +32,7 @@ from stream_metrics.sidecar.errors import (
     RestartError,
     StateRefusedError,
     StoppingError,
+    WrongSettingsError,
     client_error,
     meaning,
     refused,
@@ -118,7 +119,7 @@ class Sidecar:
         while not self._is_stopping:
             began = self._monotonic()
             try:
-                self._start()
+                self._start_as_configured()
                 self._turn_until_stopped()
             except StoppingError:
                 pass
@@ -173,6 +174,14 @@ class Sidecar:
             time.sleep(min(left, POLL_SECONDS))
 
     # --- start and end -------------------------------------------------------------------------------------------
+
+    def _start_as_configured(self) -> None:
+        try:
+            self._start()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._INVALID_ARG:
+                raise
+            raise WrongSettingsError(f"kafka-config: {error.args[0].str()}") from None
 
     def _start(self) -> None:
         settings = self._settings
