@@ -44,6 +44,7 @@ class Topics:
         self._is_stopping = is_stopping
         self._turn = turn
         self._pause = pause
+        self._said_not_yet: set[str] = set()
         self._admin = AdminClient({"log_level": 2, **settings.client_config()}, logger=logs.CLIENT_LOGGER)
 
     def prepare(self) -> None:
@@ -107,6 +108,7 @@ class Topics:
             operation_timeout=5,
             request_timeout=5,
         )
+        not_yet = []
         for topic, future in made.items():
             try:
                 future.result()
@@ -116,13 +118,16 @@ class Topics:
                 if code == KafkaError.TOPIC_ALREADY_EXISTS:
                     continue
                 if meaning(error.args[0]) is Meaning.REFUSED or code in (
-                    KafkaError.INVALID_REPLICATION_FACTOR,
                     KafkaError.POLICY_VIOLATION,
                     KafkaError.TOPIC_EXCEPTION,
                 ):
                     raise KafkaRefusedError(f"can't create topic {topic!r}: {error.args[0].str()}") from None
-                logs.warning("can't create topic yet", topic=topic, error=error.args[0].str())
-        self._wait(_CALL_SECONDS / 4)
+                # Too few brokers for its replicas is one of these: in a cluster that starts it passes.
+                not_yet.append(f"can't create topic {topic!r} yet: {error.args[0].str()}")
+        for message in set(not_yet) - self._said_not_yet:
+            logs.warning(message)
+        self._said_not_yet = set(not_yet)
+        self._wait(_CALL_SECONDS if not_yet else _CALL_SECONDS / 4)
 
     def _check_rights(self) -> None:
         settings = self._settings

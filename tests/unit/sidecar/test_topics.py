@@ -158,6 +158,26 @@ def test_a_topic_that_may_not_be_created_is_named(admin: FakeAdmin, said: list[s
         _topics(create_topics=True).prepare()
 
 
+def test_brokers_that_are_still_too_few_for_a_topic_are_waited_for_and_said_once(
+    admin: FakeAdmin, said: list[str]
+) -> None:
+    del admin.config["rollout-metrics"]
+    admin.refuse_create = KafkaError.INVALID_REPLICATION_FACTOR
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 5:
+            admin.refuse_create = None
+
+    _topics(create_topics=True, pause=pause).prepare()
+    assert [line.split(":")[0] for line in said] == [
+        "can't create topic 'rollout-metrics' yet",
+        "created topic topic=rollout-metrics partitions=1 cleanup.policy=compact",
+    ]
+    assert min(waits[:5]) >= 1
+
+
 @pytest.mark.parametrize(
     ("topic", "lacks", "expected"),
     [
