@@ -73,6 +73,24 @@ def test_every_log_line_is_one_JSON_object(sidecar: Operated) -> None:
     assert (line["samples"], line["episode_raw_reward"]) == (2, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("no.such=1", "no.such"),
+        ("socket.timeout.ms=soon", "socket.timeout.ms"),
+        ("fetch.max.bytes=10", "fetch.max.bytes"),
+    ],
+)
+def test_a_client_property_that_is_refused_is_a_wrong_setting_and_named(
+    sidecar: Operated, given: str, named: str
+) -> None:
+    another = sidecar.deployment.start(kafka_config=given)
+    assert another.wait_until_ended() == 2
+    (line,) = (line for line in another.log() if line["level"] == "error")
+    assert line["message"].startswith("kafka-config: ") and named in line["message"]
+    assert "exception" not in line
+
+
 def test_a_port_that_is_taken_is_a_wrong_setting(sidecar: Operated) -> None:
     port = sidecar.process.settings["http-port"]
     another = sidecar.deployment.start(http_port=port)

@@ -28,6 +28,12 @@ from support.sidecar_process import Deployment, SidecarProcess, deployment
 from support.topics import NewRecord, Record, produce, read_topic
 from support.waiting import wait_until
 
+_PASSES = (
+    KafkaError.TOPIC_ALREADY_EXISTS,  # still being deleted
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.INVALID_REPLICATION_FACTOR,  # a broker that was paused counts only once it is known to be back
+)
+
 Event = dict[str, Any] | bytes | NewRecord | None
 
 
@@ -148,7 +154,7 @@ class Operated:
             try:
                 _done(self.admin.create_topics([new]))
             except KafkaException as error:
-                if error.args[0].code() in (KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.REQUEST_TIMED_OUT):
+                if error.args[0].code() in _PASSES:
                     return False
                 raise
             except TimeoutError:
