@@ -1,0 +1,167 @@
+"""What becomes of a transaction whose client doesn't answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from stream_metrics.sidecar import transactions
+from stream_metrics.sidecar.errors import RestartError, StoppingError
+from stream_metrics.sidecar.transactions import AbortedError, Transactions
+
+
+class FakeProducer:
+    """A client that answers at once, but for what a test says.
+
+    Attributes:
+        hang: While set, `send_offsets_to_transaction` doesn't return.
+        is_broker_there: Whether the broker answers.
+        errors: From a call's name to the errors that it gives next.
+        calls: What was called.
+    """
+
+    def __init__(self, _: dict[str, Any], **__: Any) -> None:
+        self.hang: threading.Event | None = None
+        self.is_broker_there = True
+        self.errors: dict[str, list[KafkaError]] = {}
+        self.calls: list[str] = []
+
+    def init_transactions(self, _: float) -> None:
+        self._answer("init")
+
+    def begin_transaction(self) -> None:
+        self._answer("begin")
+
+    def flush(self, _: float) -> int:
+        return 0
+
+    def poll(self, _: float) -> int:
+        return 0
+
+    def send_offsets_to_transaction(self, *_: Any) -> None:
+        if self.hang is not None:
+            self.hang.wait(20)
+        self._answer("send")
+
+    def commit_transaction(self, _: float) -> None:
+        self._answer("commit")
+
+    def abort_transaction(self, _: float) -> None:
+        self._answer("abort")
+
+    def purge(self) -> None:
+        self.calls.append("purge")
+
+    def list_topics(self, timeout: float) -> Any:
+        if not self.is_broker_there:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return SimpleNamespace(brokers={1: "there"})
+
+    def _answer(self, name: str) -> None:
+        self.calls.append(name)
+        if self.errors.get(name):
+            raise KafkaException(self.errors[name].pop(0))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self.turns = 0
+        self.transactions = Transactions({}, "id", 0.5, lambda: self.is_stopping, self._turn)
+        self.producer: FakeProducer = self.transactions._producer  # type: ignore[assignment]  # by the fixture
+
+    def run(self) -> None:
+        consumer: Any = SimpleNamespace(consumer_group_metadata=lambda: "group")
+        self.transactions.run([], [TopicPartition("t", 0, 1)], consumer)
+
+    def _turn(self) -> None:
+        self.turns += 1
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(transactions, "Producer", FakeProducer)
+    made = Bench()
+    yield made
+    if made.producer.hang is not None:
+        made.producer.hang.set()
+    made.transactions.close()
+
+
+def test_a_transaction_begins_adds_offsets_and_commits(bench: Bench) -> None:
+    bench.run()
+    bench.run()
+    assert bench.producer.calls == ["begin", "send", "commit"] * 2
+
+
+def test_a_call_that_never_returns_holds_up_no_stop(bench: Bench) -> None:
+    bench.producer.hang = threading.Event()
+    bench.is_stopping = True
+    began = time.monotonic()
+    with pytest.raises(StoppingError):
+        bench.run()
+    assert time.monotonic() - began < 5
+
+
+def test_a_call_that_never_returns_ends_once_the_broker_has_given_the_transaction_up(bench: Bench) -> None:
+    bench.producer.hang = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(RestartError) as caught:
+        bench.run()
+    assert 0.5 <= time.monotonic() - began < 10
+    assert caught.value.is_replaced_perhaps  # so long a sleep may have been another replica's chance
+    assert bench.turns >= 3  # the probes saw it alive meanwhile
+
+
+def test_while_the_broker_is_away_it_is_waited_for(bench: Bench) -> None:
+    bench.producer.hang = threading.Event()
+    bench.producer.is_broker_there = False
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            bench.run()
+        except RestartError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(1.5)
+    assert thread.is_alive()
+    bench.producer.is_broker_there = True
+    thread.join(10)
+    assert len(ended) == 1
+
+
+def test_an_answer_that_is_an_error_is_handled_like_that_of_any_call(bench: Bench) -> None:
+    passes = KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, "loading", False, True)
+    bench.producer.errors["send"] = [passes, passes]
+    bench.run()
+    assert bench.producer.calls == ["begin", "send", "send", "send", "commit"]
+    bench.producer.errors["send"] = [KafkaError(KafkaError.ILLEGAL_GENERATION, "old", False, False, True)]
+    with pytest.raises(AbortedError):
+        bench.run()
+    assert bench.producer.calls[-1] == "abort"
+
+
+def test_a_commit_without_an_answer_is_asked_again_and_never_aborted(bench: Bench) -> None:
+    bench.producer.errors["commit"] = [KafkaError(KafkaError._TIMED_OUT, "resume", False, True)] * 3
+    bench.run()
+    assert bench.producer.calls == ["begin", "send", *["commit"] * 4]
+
+
+def test_a_stop_ends_the_wait_for_the_coordinator(bench: Bench) -> None:
+    waits = KafkaError(KafkaError._TIMED_OUT, "resume", False, True)
+    bench.producer.errors["init"] = [waits] * 3
+    bench.transactions.init()
+    assert bench.producer.calls == ["init"] * 4
+    bench.producer.errors["init"] = [waits]
+    bench.is_stopping = True
+    with pytest.raises(StoppingError):
+        bench.transactions.init()
