@@ -24,7 +24,7 @@ from support.waiting import wait_until
 
 pytestmark = pytest.mark.chaos
 
-KILLS = int(os.environ.get("KILLS", "16"))
+KILLS = int(os.environ.get("KILLS", "15"))
 
 QUICK: dict[str, Any] = {
     "instance_id": "a",  # a static member: its replacement takes over at once

@@ -175,9 +175,10 @@ def _assert_published(want: Replayed, got: Published) -> None:
     # With the bounds of memory a straggler may open a step again; the log then says so too.
     assert twice == twice_wanted, f"published more than once: {twice}; by the log: {twice_wanted}"
     lost = Counter(wanted) - visible
-    assert not lost, f"{len(lost)} on-time results are missing or differ, such as\n{_first(lost)}\namong\n" + "\n".join(
-        str(value) for value in visible if json.loads(value)["step"] == json.loads(_first(lost))["step"]
-    )
+    if lost:
+        first = _first(lost)
+        instead = [value for value in visible if _step_of(json.loads(value)) == _step_of(json.loads(first))]
+        raise AssertionError(f"{len(lost)} on-time results are missing or differ, such as\n{first!r}\nnot {instead}")
     extra = visible - Counter(wanted)
     assert not extra, f"{len(extra)} on-time results that the log doesn't give, such as\n{_first(extra)}"
     homes: dict[str, set[int]] = {}
