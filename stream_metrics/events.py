@@ -118,7 +118,7 @@ class StepClose(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True, tag_
     producer: Name | None = ""
     producers: Annotated[int, msgspec.Meta(ge=1, le=MAX_PRODUCERS)] | None = 1
     expected_samples: Count | None = None
-    dropped: Annotated[dict[str, Count], msgspec.Meta(max_length=1024)] | None = None
+    dropped: Annotated[dict[str, Count | None], msgspec.Meta(max_length=1024)] | None = None
     reason: CloseReason | None = "closed"
     seen_offset: int | None = None
 

@@ -144,6 +144,8 @@ class Window:
         self.heard[marker.producer or ""] = marker.expected_samples
         self.producers = max(self.producers, marker.producers or 1)
         for reason, count in (marker.dropped or {}).items():
+            if count is None:
+                continue
             if reason not in self.dropped and len(self.dropped) >= _MAX_REASONS:
                 reason = "other"
             self.dropped[reason] = self.dropped.get(reason, 0) + count

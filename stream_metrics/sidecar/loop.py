@@ -569,12 +569,7 @@ class Sidecar:
             self._transactions.run(records, offsets, self._consumer)
             return True
         except TooLargeError as error:
-            self._dead_letter_bytes = max(_MIN_DEAD_LETTER_BYTES, self._dead_letter_bytes // 2)
-            logs.warning(
-                "a record was too large; dead letters are cut shorter",
-                topics=str(error),
-                max_bytes=self._dead_letter_bytes,
-            )
+            self._make_smaller(str(error))
             why = f"too large: {error}"
         except AbortedError as error:
             why = str(error)
@@ -588,6 +583,18 @@ class Sidecar:
         failing = self._monotonic() - self._commits_fail_since
         self._next_try = self._monotonic() + min(RETRY_SECONDS, 0.05 + failing / 4)
         return False
+
+    def _make_smaller(self, topics: str) -> None:
+        """Cuts dead letters shorter; a result can't be cut, so it is waited for until its topic takes it."""
+        if self._settings.output_topic not in topics.split(", "):
+            self._dead_letter_bytes = max(_MIN_DEAD_LETTER_BYTES, self._dead_letter_bytes // 2)
+            logs.warning("a dead letter was too large; they are cut shorter", max_bytes=self._dead_letter_bytes)
+        elif self._commits_fail_since is None:
+            logs.error(
+                "a result is larger than the output topic takes, and nothing goes on until it fits: "
+                "raise the topic's max.message.bytes",
+                topic=self._settings.output_topic,
+            )
 
     def _commits_have_passed(self) -> None:
         if self._commits_fail_since is not None:

@@ -53,7 +53,7 @@ class Step:
         dropped: dict[str, int] = {}
         for marker in self.markers.values():
             for reason, count in (marker.dropped or {}).items():
-                dropped[reason] = dropped.get(reason, 0) + count
+                dropped[reason] = dropped.get(reason, 0) + (count or 0)
         return published(
             naive_metrics(self.samples, settings, step=self.step, dropped=dropped, duplicates=self.duplicates)
         )

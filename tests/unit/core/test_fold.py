@@ -162,3 +162,10 @@ def test_an_old_step_that_never_closes_holds_the_order_until_it_times_out():
     log.append(close(0, reason="timeout", seen_offset=0))
     fold.feed(log.records[-1:])
     assert [window.step for window in fold.windows()] == [4, 5]
+
+
+def test_a_null_among_the_dropped_counts_costs_no_marker():
+    log = MemoryLog()
+    log.append(close(1, dropped={"aborted": None, "filtered": 2}))
+    [published] = fold_of(log).take_effects()
+    assert published.result.metrics["rollout/dropped_total"] == 2
