@@ -121,7 +121,7 @@ def test_a_dead_letter_larger_than_its_topic_takes_is_cut_and_leaves_its_hash(br
         assert _origin(cut)["cut_from_bytes"] == str(len(noise))
         assert _origin(cut)["value_sha256"] == hashlib.sha256(noise).hexdigest()
         assert keyed.value == b"x" and keyed.key is not None and noise.startswith(keyed.key)
-        assert not sidecar.process.said("a record was too large")
+        assert not sidecar.process.said("a dead letter was too large")
 
 
 def test_a_limit_lowered_while_running_is_found_by_trying_and_does_not_loop(sidecar: Operated) -> None:
@@ -132,7 +132,7 @@ def test_a_limit_lowered_while_running_is_found_by_trying_and_does_not_loop(side
     sidecar.wait_for_results(1)
     (letter,) = sidecar.letters()
     assert _origin(letter)["value_sha256"] == hashlib.sha256(noise).hexdigest()
-    assert sidecar.process.said("a record was too large")
+    assert sidecar.process.said("a dead letter was too large")
     sidecar.wait_until_read()
     sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready again")
 
