@@ -387,7 +387,7 @@ class _Demo:
                 self._rows.append(row)
                 view.add(row)
             elif sidecar.exit_code == ExitCode.OK:
-                # It ends so on a signal only. A terminal's Ctrl-C goes to both, and ours can be lost in a client's call.
+                # It ends so on a signal only. Ctrl-C goes to both of us, and ours can be lost in a client's call.
                 raise KeyboardInterrupt
             elif sidecar.exit_code is not None:
                 raise _stopped(sidecar, "the sidecar ended")
