@@ -368,7 +368,8 @@ class Fold:
         if len(window.heard) >= MAX_PRODUCERS:
             return
         if (marker.producer or "") in window.heard:
-            if window.disagrees(marker):
+            if window.disagrees(marker) and not window.is_called_disagreeing:
+                window.is_called_disagreeing = True
                 self._notice(
                     "marker_disagrees",
                     window,

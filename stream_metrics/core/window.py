@@ -39,6 +39,7 @@ class Window:
         duplicates: Samples dropped as duplicates, as the next result will say.
         late_samples: Samples taken after the close.
         is_dirty: Whether a correction is due.
+        is_called_disagreeing: Whether the operator was told that a producer closed it twice with different numbers.
         is_called_redone: Whether the operator was told that it looks like a step done again.
     """
 
@@ -53,6 +54,7 @@ class Window:
         "duplicates",
         "first_offset",
         "heard",
+        "is_called_disagreeing",
         "is_called_redone",
         "is_dirty",
         "last_offset",
@@ -95,6 +97,7 @@ class Window:
         self.duplicates = 0
         self.late_samples = 0
         self.is_dirty = False
+        self.is_called_disagreeing = False
         self.is_called_redone = False
         self._uncounted_duplicates = 0
 

@@ -72,11 +72,12 @@ def test_start_times_as_attempts_leap_without_a_word():
     assert "attempt_far_above" not in notices(fold_of(log))
 
 
-def test_a_producer_that_closes_twice_with_other_numbers_is_said():
+def test_a_producer_that_closes_twice_with_other_numbers_is_said_once():
     log = MemoryLog()
     log.append(sample(1, 1.0))
     log.append(close(1, expected_samples=5, producer="a"))
-    log.append(close(1, expected_samples=7, producer="a"))
+    for _ in range(3):
+        log.append(close(1, expected_samples=7, producer="a"))
     assert notices(fold_of(log)) == ["marker_disagrees"]
 
 
