@@ -54,6 +54,10 @@ class Report:
         )
 
 
+@pytest.mark.skipif(
+    not SECONDS,
+    reason="`make chaos` runs it: on a busy machine the broker itself may be away for longer than the run waits for",
+)
 def test_whatever_dies_stalls_or_is_cut_off_every_step_is_published_once_and_right(
     stoppable_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,7 +105,7 @@ class Trainers:
         for partition, traffic in self._traffics.items():
             for record in traffic.finish():
                 self._send(_moved(record, partition))
-        left = self._producer.flush(90)
+        left = self._producer.flush(240)
         assert not left and not self._refused, f"{left} records not delivered, {self._refused[:3]} refused"
 
     def _run(self) -> None:
