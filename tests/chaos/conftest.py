@@ -1,6 +1,6 @@
 """Leaves the chaos run to `make chaos`.
 
-On a busy machine its broker may be away for longer than its own producers wait: then it fails for no fault of the sidecar.
+On a busy machine its broker may be away for longer than its producers wait: then it fails for no fault of the sidecar.
 """
 
 from __future__ import annotations
