@@ -19,7 +19,7 @@ import msgspec
 
 from stream_metrics.core.catalogue import step_metrics
 from stream_metrics.core.effects import Effect, Notice, NoticeKind, Publish, SetAside
-from stream_metrics.core.lifecycle import State
+from stream_metrics.core.lifecycle import Happening, State, after
 from stream_metrics.core.record import Record
 from stream_metrics.core.replay_note import (
     FOLD_VERSION,
@@ -480,7 +480,7 @@ class Fold:
         track.forget(window)
         self._note_bytes += track.note_bytes
         del self._windows[window.first_offset]
-        window.state = State.FORGOTTEN
+        window.state = after(window.state, Happening.FORGET)
         self._held -= len(window)
 
     def _supersede(self, track: Track, attempt: int, record: Record, offset: int) -> None:

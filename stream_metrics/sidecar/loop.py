@@ -49,7 +49,6 @@ from stream_metrics.sidecar.transactions import AbortedError, OutRecord, TooLarg
 BATCH: Final = 5_000
 POLL_SECONDS: Final = 0.1
 TICK_SECONDS: Final = 1.0
-CALL_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
 STOP_GRACE_SECONDS: Final = 3.0
 MAX_PENDING: Final = 2_000
