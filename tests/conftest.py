@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.brokers import Broker, UnavailableError, closing, find_broker
+from support.programs import MISSING
 
 _BROKER_FIXTURES = {"broker", "stoppable_broker"}
 
@@ -51,11 +52,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The last line of a run that skipped broker tests says so: what it proves is much less."""
+    """The last lines of a run that skipped tests for want of something say so: what it proves is much less."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:
         return
-    skipped = [report for report in reporter.stats.get("skipped", ()) if "broker" in report.keywords]
-    if skipped:
-        reasons = sorted({report.longrepr[2].removeprefix("Skipped: ") for report in skipped})
-        reporter.write_line(f"{len(skipped)} BROKER TESTS WERE SKIPPED: {'; '.join(reasons).upper()}", red=True)
+    broker: list[str] = []
+    program: list[str] = []
+    for report in reporter.stats.get("skipped", ()):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason.startswith(MISSING):
+            program.append(reason.removeprefix(MISSING))
+        elif "broker" in report.keywords:
+            broker.append(reason)
+    for reasons, kind in ((broker, "BROKER TESTS"), (program, "TESTS THAT NEED A PROGRAM")):
+        if reasons:
+            told = "; ".join(sorted(set(reasons))).upper()
+            reporter.write_line(f"{len(reasons)} {kind} WERE SKIPPED: {told}", red=True)
