@@ -165,6 +165,8 @@ class Fold:
                 window = track.windows.get(step) if track is not None and track.attempt == (attempt or 0) else None
                 if window is not None and window.state is not State.OPEN:
                     window = None
+            else:  # single samples are what is left of the records: counting each would cost
+                self.counts["events_samples" if type(event) is SampleBatch else "events_close"] += 1
         if row:
             assert window is not None and track is not None
             self._take_row(track, window, row, records, row_end)
@@ -320,7 +322,6 @@ class Fold:
             window = Window(self.settings, run_id, scope, track.attempt, event.step, offset, unix_ms)
             track.open(window)
             self._windows[offset] = window
-            self.counts["windows_opened"] += 1
         window.last_offset = offset
         window.last_unix_ms = unix_ms
         if isinstance(event, StepClose):
@@ -364,7 +365,6 @@ class Fold:
             self._close(track, window, "closed", record, offset)
 
     def _take_marker(self, track: Track, window: Window, record: Record, offset: int, marker: StepClose) -> None:
-        self.counts["markers"] += 1
         if len(window.heard) >= MAX_PRODUCERS:
             return
         if (marker.producer or "") in window.heard:
@@ -391,7 +391,6 @@ class Fold:
 
     def _take_own_marker(self, record: Record, offset: int, marker: StepClose) -> None:
         """Takes a marker that the sidecar wrote: it ends a wait, or does nothing at all."""
-        self.counts["own_markers"] += 1
         track = self._find(marker)
         if track is None or (marker.attempt or 0) != track.attempt:
             return
