@@ -10,6 +10,9 @@ import time
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
+
+from stream_metrics import __version__
 from stream_metrics.config import Settings
 from stream_metrics.exit_codes import ExitCode
 from stream_metrics.sidecar import logs
@@ -17,6 +20,7 @@ from stream_metrics.sidecar.errors import SidecarError
 from stream_metrics.sidecar.health import Health
 from stream_metrics.sidecar.loop import Sidecar
 from stream_metrics.sidecar.self_metrics import SelfMetrics
+from stream_metrics.web.page import Page
 from stream_metrics.web.server import Answer, Server
 
 
@@ -27,7 +31,8 @@ def main(settings: Settings) -> int:
     metrics = SelfMetrics()
     health = Health(settings.dead_letter_limit, time.monotonic)
     transactional_id = f"{settings.group_id}-{settings.instance_id or socket.gethostname()}"
-    sidecar = Sidecar(settings, transactional_id, health, metrics)
+    page = Page(settings, __version__, lambda: _why_not(health.ready())) if settings.http_port else None
+    sidecar = Sidecar(settings, transactional_id, health, metrics, show_open=page.take_open if page else None)
 
     def stop(number: int, _: Any) -> None:
         logs.info("stopping", signal=signal.Signals(number).name)
@@ -36,9 +41,9 @@ def main(settings: Settings) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     server = None
-    if settings.http_port:
+    if page is not None:
         try:
-            server = _serve(settings, health, metrics)
+            server = _serve(settings, health, metrics, page)
         except OSError as error:
             logs.error("can't listen", address=f"{settings.http_host}:{settings.http_port}", error=error.strerror)
             return ExitCode.WRONG_SETTINGS
@@ -51,7 +56,8 @@ def main(settings: Settings) -> int:
     except:  # noqa: E722 - what the client raises isn't always an exception
         logs.LOGGER.exception("internal error")
         code = ExitCode.INTERNAL_ERROR
-    if server is not None:
+    if server is not None and page is not None:
+        page.close()
         server.close()
     logs.info("stopped", exit_code=int(code))
     # The client's own threads may wait for a broker that is away; nothing of theirs is needed any more.
@@ -59,7 +65,11 @@ def main(settings: Settings) -> int:
     os._exit(code)
 
 
-def _serve(settings: Settings, health: Health, metrics: SelfMetrics) -> Server:
+def _why_not(answer: tuple[bool, bytes]) -> str:
+    return str(msgspec.json.decode(answer[1]).get("reason", ""))
+
+
+def _serve(settings: Settings, health: Health, metrics: SelfMetrics, page: Page) -> Server:
     def probe(answer: tuple[bool, bytes]) -> Answer:
         status = HTTPStatus.OK if answer[0] else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "application/json", answer[1]
@@ -72,6 +82,8 @@ def _serve(settings: Settings, health: Health, metrics: SelfMetrics) -> Server:
             "/readyz": lambda: probe(health.ready()),
             "/metrics": lambda: (HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", metrics.text()),
         },
+        page.files(),
+        page.streams,
     )
     logs.info("listening", address=f"{settings.http_host}:{server.port}")
     return server

@@ -69,6 +69,7 @@ class Sidecar:
         metrics: The sidecar's own metrics.
         monotonic: Seconds that never jump.
         unix_ms: The wall clock.
+        show_open: Gets the open windows once a second, to be looked at and not kept.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Sidecar:
         metrics: SelfMetrics,
         monotonic: Callable[[], float] = time.monotonic,
         unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        show_open: Callable[[list[Window]], None] | None = None,
     ) -> None:
         self._settings = settings
         self._transactional_id = transactional_id
@@ -86,6 +88,7 @@ class Sidecar:
         self._metrics = metrics
         self._monotonic = monotonic
         self._unix_ms = unix_ms
+        self._show_open = show_open
         self._is_stopping = False
         self._stop_seen_at: float | None = None
         self._has_joined = False
@@ -452,6 +455,8 @@ class Sidecar:
     def _measure(self) -> None:
         metrics, owned = self._metrics, list(self._owned.values())
         open_windows = [window for one in owned for window in one.fold.open_windows()]
+        if self._show_open is not None:
+            self._show_open(open_windows)
         metrics.partitions.set(len(owned))
         metrics.open_windows.set(len(open_windows))
         metrics.windows.set(sum(len(list(one.fold.windows())) for one in owned))
