@@ -82,6 +82,7 @@ class Sidecar:
         unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
         show_open: Callable[[list[Window]], None] | None = None,
     ) -> None:
+        metrics.is_ready.set_function(lambda: health.ready()[0])  # as it is when asked, also while the loop waits
         self._settings = settings
         self._transactional_id = transactional_id
         self._health = health
@@ -331,10 +332,8 @@ class Sidecar:
                 return
             self._say_restored(owned)
         if new:
-            self._metrics.records.inc(new)
-            self._metrics.take(counts)
             self._health.count(new, sum(isinstance(one, SetAside) for one in owned.pending[before:]))
-            counts.clear()
+            self._metrics.take(new, counts)
         for notice in owned.notices:
             logs.warning(
                 notice.message,
@@ -468,7 +467,6 @@ class Sidecar:
         metrics.oldest_open_seconds.set(max(0.0, (self._unix_ms() - min(opened)) / 1000) if opened else 0.0)
         metrics.lag.set(sum(self._lag(one) for one in owned))
         self._health.not_ready = self._why_not_ready(owned)
-        metrics.is_ready.set(not self._health.not_ready)
 
     def _lag(self, owned: Owned) -> int:
         try:
@@ -541,6 +539,7 @@ class Sidecar:
                 samples_left=len(window),
             )
         for owned, offset in zip(moved, offsets, strict=True):
+            self._metrics.take(0, owned.fold.counts)  # the corrections
             self._say_results(owned)
             owned.pending.clear()
             owned.lost_windows = []
@@ -626,10 +625,13 @@ class Sidecar:
         return OutRecord(owned.topic, window.run_id.encode(), encode(marker(window, reason)), partition=owned.partition)
 
     def _say_results(self, owned: Owned) -> None:
+        now = self._unix_ms()
         for effect in owned.pending:
             if isinstance(effect, Publish):
                 result = effect.result
                 metrics = result.metrics
+                if not result.correction and result.closed_unix_ms is not None:
+                    self._metrics.publish_seconds.observe(max(0, now - result.closed_unix_ms) / 1000)
                 logs.info(
                     "step corrected" if result.correction else "step closed",
                     run_id=result.run_id,

@@ -39,7 +39,7 @@ def test_every_metric_parses_and_says_what_it_is(sidecar: Operated) -> None:
     families = list(text_string_to_metric_families(sidecar.get("/metrics")[1]))
     assert len(families) > 20
     for family in families:
-        assert family.name.startswith("stream_metrics_"), family.name
+        assert family.name.startswith(("stream_metrics_", "process_")), family.name
         assert family.documentation.endswith("."), family.name
         assert family.type in ("counter", "gauge", "histogram"), family.name
 
@@ -55,11 +55,15 @@ def test_no_label_grows_with_what_is_trained(sidecar: Operated) -> None:
 def test_the_metrics_count_what_has_happened(sidecar: Operated) -> None:
     sidecar.wait_until_read()
     assert sidecar.metric("records_total") == 5
+    by_type = {"sample": 2, "samples": 0, "close": 1}
+    assert {name: sidecar.metric("events_total", type=name) for name in by_type} == by_type
     assert sidecar.metric("samples_total") == 2
     assert sidecar.metric("tombstones_total") == 1
     assert sidecar.metric("results_total") == 1
     assert sidecar.metric("dead_letters_total", reason="undecodable") == 1
     assert sidecar.metric("commits_total") >= 1
+    assert sidecar.metric("close_to_publish_seconds_count") == 1
+    assert 0 < sidecar.metric("close_to_publish_seconds_sum") < 30
     sidecar.wait_until(lambda: sidecar.metric("partitions") == 1, "a look at the partitions")
     assert sidecar.metric("consumer_lag") == 0
     assert sidecar.metric("is_ready") == 1
