@@ -325,7 +325,7 @@ class Board:
             yield "progress", {"share": self._share, "trouble": self._trouble}
         if viewer.open != self._open_number:
             viewer.open = self._open_number
-            yield "open", {"total": self._open_total, "rows": self._open_rows}
+            yield "open_steps", {"total": self._open_total, "rows": self._open_rows}
         if self._share is not None:
             return
         if viewer.letters != self._letters_number:

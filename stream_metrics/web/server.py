@@ -65,6 +65,8 @@ class Server:
         files: Mapping[str, Callable[[], Answer]] = guarded or {}
         events_of: Mapping[str, Stream] = streams or {}
 
+        outer = self
+
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             server_version = "stream-metrics"
@@ -73,7 +75,7 @@ class Server:
 
             def do_GET(self) -> None:
                 path, _, query = self.path.partition("?")
-                if self._is_local() and (path in files or path in events_of) and not _is_plain(self.headers["Host"]):
+                if outer._is_local and (path in files or path in events_of) and not _is_plain(self.headers["Host"]):
                     self._answer(HTTPStatus.FORBIDDEN, _PLAIN, b"not by this name: use localhost or an IP address\n")
                 elif path in events_of and self.command == "GET":
                     self._stream(events_of[path](query))
@@ -82,9 +84,6 @@ class Server:
                     self._answer(*(page() if page else (HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")))
 
             do_HEAD = do_GET  # noqa: N815 - the base class wants this name
-
-            def _is_local(self) -> bool:
-                return ipaddress.ip_address(self.server.socket.getsockname()[0]).is_loopback
 
             def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
                 self._begin(status, kind)
@@ -125,9 +124,12 @@ class Server:
             def log_message(self, *_: Any) -> None:
                 """Says nothing: probes come every few seconds."""
 
+        self._is_local = False
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
-        self.port = int(self._server.server_address[1])
+        address = self._server.socket.getsockname()
+        self._is_local = ipaddress.ip_address(address[0]).is_loopback
+        self.port = int(address[1])
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
 
     def close(self) -> None:
