@@ -41,6 +41,11 @@ CALL_SECONDS: Final = 1.0
 
 INIT_BUDGET_SECONDS: Final = 600.0
 
+LATE_JOIN: Final = "the group took a request of ours that came late for another replica"
+
+_GROUP_REFUSES: Final = (KafkaError.FENCED_INSTANCE_ID, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION)
+"""What the group says of a member that was; the coordinator of the transaction has been asked before it."""
+
 _SERVE_TRIES: Final = 3
 
 Headers = list[tuple[str, bytes | None]]
@@ -190,6 +195,29 @@ class Transactions:
         except CLIENT_ERRORS as error:
             self._abort(client_error(error))
 
+    def is_ours(self, topic: str, consumer: Consumer) -> bool:
+        """Returns whether nobody has taken the transactional id over, asked after the group refused our instance id.
+
+        The group takes a join of ours that arrives late for another replica. The transaction coordinator knows better:
+        a replica takes the transactional id over before it joins, and who had it before can't even abort any more.
+
+        Args:
+            topic: Any that has a partition 0; its offset makes the coordinator hear of a transaction to abort.
+            consumer: The group's member that was.
+        """
+        self._begun_at = time.monotonic()
+        try:
+            self._call(self._producer.begin_transaction)
+            try:
+                self._call(self._send_offsets, [TopicPartition(topic, 0, 0)], consumer.consumer_group_metadata())
+            except CLIENT_ERRORS as error:
+                if client_error(error).code() not in _GROUP_REFUSES:
+                    return False
+            self._call(self._producer.abort_transaction, CALL_SECONDS)
+        except (*CLIENT_ERRORS, RestartError):
+            return False
+        return True
+
     def partition_of(self, topic: str, run_id: str) -> int:
         """Returns the partition that holds a run's results."""
         count = self._partitions.get(topic)
@@ -248,13 +276,13 @@ class Transactions:
         """Ends a failed transaction and raises what the caller has to do."""
         if meaning(error) is Meaning.LOST or error.fatal():
             self._raise_lost(error)
-        if meaning(error) is Meaning.FENCED:
-            raise FencedError(self._fenced_message()) from None
         too_large, self._too_large = self._too_large, []
         try:
             self._call(self._producer.abort_transaction, CALL_SECONDS)
         except CLIENT_ERRORS as aborting:
             self._raise_lost(client_error(aborting))
+        if meaning(error) is Meaning.FENCED:
+            raise RestartError(LATE_JOIN) from None  # see is_ours: another replica would have kept us from aborting
         if meaning(error) is Meaning.REFUSED:
             raise refused(error, "committing a transaction") from None
         if too_large or error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

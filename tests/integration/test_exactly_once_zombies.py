@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
 from support.brokers import Broker
 from support.oracle import Ledger, assert_exact, published, replayed, settle
@@ -170,6 +171,46 @@ def test_without_traffic_too_the_first_of_two_with_one_instance_id_ends(broker: 
         wait_until_it_has_all(second, deployed.partitions)
         assert second.terminate() == 0
         assert not published(deployed).on_time
+
+
+@pytest.mark.parametrize("has_traffic", [True, False])
+def test_a_member_fenced_by_no_replica_begins_anew(broker: Broker, tmp_path: Path, has_traffic: bool) -> None:
+    """As by a join of its own that the network delivered late: nobody has taken its transactional id over."""
+    seed = draw_seed()
+    with deployment(broker.bootstrap, tmp_path, instance_id="alone", **SETTINGS) as deployed:
+        ledger = Ledger(deployed)
+        sidecar = deployed.start("sidecar")
+        with flow(deployed, seed) as events:
+            sidecar.wait_for("step closed", 20)
+            if not has_traffic:
+                events.finish()
+                deployed.wait_until_all_is_committed()
+            _join_and_be_silent(deployed, "alone")
+            sidecar.wait_for("beginning anew from the committed offsets")
+            sidecar.wait_for("started", 2)
+            if has_traffic:
+                events.finish()
+        check_exact(deployed, ledger)
+        assert sidecar.terminate() == 0
+
+
+def _join_and_be_silent(deployed: Deployment, instance_id: str) -> None:
+    """The group has a member with this instance id that says nothing any more."""
+    ghost = Consumer(
+        {
+            "bootstrap.servers": deployed.bootstrap,
+            "group.id": deployed.group,
+            "group.instance.id": instance_id,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": 6_000,
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    joined = threading.Event()
+    ghost.subscribe([deployed.input_topic], on_assign=lambda *_: joined.set())
+    wait_until(lambda: ghost.poll(0.1) is None and joined.is_set(), "the ghost has joined")
+    ghost.close()  # which leaves a static member in the group
 
 
 def test_two_on_one_host_without_instance_ids_leave_one_and_the_other_names_what_to_set(

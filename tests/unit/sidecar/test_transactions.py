@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from stream_metrics.sidecar import transactions
-from stream_metrics.sidecar.errors import RestartError, StoppingError
+from stream_metrics.sidecar.errors import FencedError, RestartError, StoppingError
 from stream_metrics.sidecar.transactions import AbortedError, Transactions
 
 
@@ -69,6 +69,11 @@ class FakeProducer:
             raise KafkaException(self.errors[name].pop(0))
 
 
+CONSUMER: Any = SimpleNamespace(consumer_group_metadata=lambda: "group")
+FENCED_MEMBER = KafkaError(KafkaError.FENCED_INSTANCE_ID, "fenced", False, False, True)
+FENCED_PRODUCER = KafkaError(KafkaError._FENCED, "fenced", True)
+
+
 class Bench:
     def __init__(self) -> None:
         self.is_stopping = False
@@ -77,8 +82,7 @@ class Bench:
         self.producer: FakeProducer = self.transactions._producer  # type: ignore[assignment]  # by the fixture
 
     def run(self) -> None:
-        consumer: Any = SimpleNamespace(consumer_group_metadata=lambda: "group")
-        self.transactions.run([], [TopicPartition("t", 0, 1)], consumer)
+        self.transactions.run([], [TopicPartition("t", 0, 1)], CONSUMER)
 
     def _turn(self) -> None:
         self.turns += 1
@@ -165,3 +169,42 @@ def test_a_stop_ends_the_wait_for_the_coordinator(bench: Bench) -> None:
     bench.is_stopping = True
     with pytest.raises(StoppingError):
         bench.transactions.init()
+
+
+def test_a_member_that_the_group_takes_for_replaced_begins_anew_where_its_transactional_id_is_still_its_own(
+    bench: Bench,
+) -> None:
+    bench.producer.errors["send"] = [FENCED_MEMBER]
+    with pytest.raises(RestartError):
+        bench.run()
+    assert bench.producer.calls == ["begin", "send", "abort"]
+
+
+def test_a_member_that_the_group_takes_for_replaced_ends_where_another_has_its_transactional_id(bench: Bench) -> None:
+    bench.producer.errors = {"send": [FENCED_MEMBER], "abort": [FENCED_PRODUCER]}
+    with pytest.raises(FencedError):
+        bench.run()
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_ours"),
+    [
+        ({"send": [FENCED_MEMBER]}, True),
+        ({}, True),  # the group takes offsets of who is no member, and they are aborted
+        ({"send": [FENCED_PRODUCER], "abort": [FENCED_PRODUCER]}, False),
+        ({"send": [FENCED_MEMBER], "abort": [FENCED_PRODUCER]}, False),
+        ({"send": [KafkaError(KafkaError._STATE, "no transaction")]}, False),  # so nobody was asked
+        ({"begin": [FENCED_PRODUCER]}, False),
+    ],
+)
+def test_a_transactional_id_is_ours_while_the_coordinator_lets_us_abort(
+    bench: Bench, errors: dict[str, list[KafkaError]], is_ours: bool
+) -> None:
+    bench.producer.errors = {name: list(given) for name, given in errors.items()}
+    assert bench.transactions.is_ours("t", CONSUMER) is is_ours
+    assert "commit" not in bench.producer.calls
+
+
+def test_a_broker_that_does_not_answer_leaves_the_transactional_id_in_doubt(bench: Bench) -> None:
+    bench.producer.hang = threading.Event()
+    assert not bench.transactions.is_ours("t", CONSUMER)
