@@ -39,6 +39,8 @@ _SESSION_SECONDS = 3.0
 _TICK_SECONDS = 0.02
 _TRAINERS = "trainers"
 _EXIT_SECONDS = 25.0
+_STALL_SECONDS = 60.0
+"""How long nothing at all may be acknowledged. On a busy machine all takes longer, but not for ever."""
 
 
 class Trainers:
@@ -75,8 +77,13 @@ class Trainers:
                 "linger.ms": 2,
                 "reconnect.backoff.max.ms": 500,
                 "topic.metadata.refresh.interval.ms": 1_000,
-                "socket.timeout.ms": 3_000,
-                "request.timeout.ms": 2_000,
+                "socket.timeout.ms": 6_000,
+                "request.timeout.ms": 5_000,
+                # Little at a time: after an outage a busy broker would need longer than the timeout for all that has
+                # piled up, and it would be sent again, and again.
+                "max.in.flight": 5,
+                "batch.num.messages": 200,
+                "message.timeout.ms": 0,
                 "log_level": 0,
             }
         )
@@ -105,7 +112,10 @@ class Trainers:
         for partition, traffic in self._traffics.items():
             for record in traffic.finish():
                 self._send(_moved(record, partition))
-        left = self._producer.flush(240)
+        left, progress_at = len(self._producer), time.monotonic()
+        while left and time.monotonic() - progress_at < _STALL_SECONDS:
+            if (still := self._producer.flush(1)) < left:
+                left, progress_at = still, time.monotonic()
         assert not left and not self._refused, f"{left} records not delivered, {self._refused[:3]} refused"
 
     def _run(self) -> None:
@@ -254,7 +264,7 @@ class Weather:
             (1, self._add_partition),
         ]
 
-    def blow(self, seconds: float, min_faults: int, deadline_seconds: float) -> None:
+    def blow(self, seconds: float, min_faults: int) -> None:
         """Faults have happened for so long, and at least so many.
 
         Raises:
@@ -263,8 +273,8 @@ class Weather:
         for slot in self._slots[:3]:
             self._start(slot)
         self._slots[0].process.wait_for("partitions assigned")  # type: ignore[union-attr]
-        began = time.monotonic()
-        next_fault = began
+        began = next_fault = fault_at = time.monotonic()
+        num_faults = 0
         # One of the rare kinds each at a drawn moment, so that no run is without them.
         sure: list[Callable[[], bool]] = [
             self._pause_broker, self._stop_broker, self._kill_broker, self._add_partition, self._cut_everybody,
@@ -273,7 +283,9 @@ class Weather:
         self._rng.shuffle(sure)
         planned = list(zip(moments, sure, strict=True))
         while (now := time.monotonic()) < began + seconds or self.faults.total() < min_faults or planned:
-            assert now < began + deadline_seconds, f"only {self.faults.total()} faults within {deadline_seconds} s"
+            if self.faults.total() != num_faults:
+                num_faults, fault_at = self.faults.total(), now
+            assert now < fault_at + _STALL_SECONDS, f"only {num_faults} faults, and no more for {_STALL_SECONDS:g} s"
             self._do_what_is_due(now)
             self._watch()
             if planned and now >= began + planned[0][0]:

@@ -69,7 +69,7 @@ class Published:
     dead_letters: Counter[tuple[int, int, str]] = field(default_factory=Counter)
 
 
-def settle(deployed: Deployment, deadline_seconds: float = 60.0) -> Path:
+def settle(deployed: Deployment, deadline_seconds: float = 120.0) -> Path:
     """Returns a dump of the input topic once a living replica has nothing left to do with it.
 
     All is committed, and no step is closing, so that no timeout marker is still to come.

@@ -252,19 +252,28 @@ class Deployment:
             self._watchers[isolation] = Consumer({**config, "isolation.level": isolation})
         return self._watchers[isolation]
 
-    def wait_until_all_is_committed(self, deadline_seconds: float = 40.0) -> None:
-        """All that is in the input topic has been folded and committed."""
-        last: tuple[Any, Any] = ({}, {})
+    def wait_until_all_is_committed(self, stall_seconds: float = 40.0) -> None:
+        """All that is in the input topic has been folded and committed.
+
+        Args:
+            stall_seconds: How long neither offsets nor ends may move before this is given up.
+        """
+
+        now: tuple[dict[int, int], dict[int, int]] = ({}, {})
 
         def is_done() -> bool:
-            nonlocal last
-            last = (self.committed(), self.ends())
-            return all(last[0][partition] >= end for partition, end in last[1].items() if end)
+            return bool(now[1]) and all(now[0][partition] >= end for partition, end in now[1].items() if end)
+
+        def has_moved() -> bool:
+            nonlocal now
+            last, now = now, (self.committed(), self.ends())
+            return now != last or is_done()
 
         try:
-            wait_until(is_done, "all is committed", deadline_seconds)
+            while not is_done():
+                wait_until(has_moved, "more is committed", stall_seconds)
         except AssertionError as error:
-            error.add_note(f"committed {last[0]}, ends {last[1]}")
+            error.add_note(f"committed {now[0]}, ends {now[1]}")
             for process in self.processes[-3:]:
                 error.add_note(f"{process.name} (exit code {process.exit_code}):\n{process.told()}")
             raise
