@@ -212,12 +212,12 @@ class ContainerBroker(Broker):
 
     def pause(self) -> None:
         if not self._is_paused:
-            self._docker.pause()
+            self._docker.kill(signal="SIGSTOP")  # Docker's own pause fails on a machine at work: "unable to freeze"
             self._is_paused = True
 
     def unpause(self) -> None:
         if self._is_paused:
-            self._docker.unpause()
+            self._docker.kill(signal="SIGCONT")
             self._is_paused = False
 
     def close(self) -> None:
