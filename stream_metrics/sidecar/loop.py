@@ -44,7 +44,7 @@ from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.takeover import Takeover
 from stream_metrics.sidecar.timers import marker
 from stream_metrics.sidecar.topics import Topics
-from stream_metrics.sidecar.transactions import AbortedError, OutRecord, TooLargeError, Transactions
+from stream_metrics.sidecar.transactions import LATE_JOIN, AbortedError, OutRecord, TooLargeError, Transactions
 
 BATCH: Final = 5_000
 POLL_SECONDS: Final = 0.1
@@ -152,8 +152,12 @@ class Sidecar:
         except KafkaException as error:
             logs.warning("the group doesn't say who has my instance id", error=error.args[0].str())
             return
-        if holder is not None and holder != self._member_id:
+        if holder is not None and holder != self._member_id and not self._is_identity_ours():
             raise self._replaced()
+
+    def _is_identity_ours(self) -> bool:
+        transactions, consumer = self._transactions, self._consumer
+        return consumer is not None and transactions.is_ours(self._settings.input_topic, consumer)
 
     def _heartbeat_seconds(self) -> float:
         return max(0.1, min(3.0, self._settings.session_timeout_seconds / 4))
@@ -371,6 +375,8 @@ class Sidecar:
     def _raise_lost(self, error: KafkaError) -> NoReturn:
         """Raises what follows from an error that ends the consumer."""
         if meaning(error) is Meaning.FENCED:
+            if self._is_identity_ours():
+                raise RestartError(LATE_JOIN)
             raise self._replaced()
         if meaning(error) is Meaning.REFUSED:
             raise refused(error, "consuming")
