@@ -48,6 +48,7 @@ _SUMMARIES: Final = {
     "produce": "send a file of events to the input topic",
     "follow": "send the step files that a trainer writes, as it writes them",
     "sink": "give the results to a file, Prometheus, TensorBoard or MLflow",
+    "watch": "show in a terminal what a sidecar's live page shows",
     "schema": "print the JSON Schema of events and results",
     "demo": "watch a simulated run with an embedded broker",
 }
@@ -76,6 +77,9 @@ the input topic, and closes each step. Remembers in a file what is sent: it may 
     "sink": """\
 Gives the results of the output topic to an outside system: each at least once, and shown once, whatever crashes or
 comes twice. A consumer group remembers what was taken. `stream-metrics sink NAME --help` shows the flags of a tool.""",
+    "watch": """\
+Shows runs, open and closed steps and dead letters of a running sidecar, live, from its --http-port; needs no broker.
+Without a terminal it writes a line for each step that closes. It waits for a sidecar that is away, and goes on.""",
     "schema": """\
 Prints the JSON Schema of the events `sample`, `samples` and `close` and of the result `step_metrics`.""",
     "demo": "",
@@ -114,6 +118,11 @@ _EXAMPLES: Final = {
         "stream-metrics sink stdout --once --all | jq .metrics",
         "stream-metrics sink prometheus --port 8081",
     ),
+    "watch": (
+        "stream-metrics watch",
+        "stream-metrics watch http://metrics-0:8080 --run run-7",
+        "ssh trainer stream-metrics watch | tee results.txt",
+    ),
     "schema": ("stream-metrics schema > events.schema.json",),
 }
 
@@ -125,6 +134,7 @@ _USAGES: Final = {
     "produce": "stream-metrics produce [SETTING...] FILE",
     "follow": "stream-metrics follow DIRECTORY --layout LAYOUT --run-id NAME [SETTING...]",
     "sink": "stream-metrics sink NAME [FLAG...] [SETTING...]",
+    "watch": "stream-metrics watch [URL] [--run NAME] [--scope NAME] [--lines]",
 }
 
 _WITH_SETTINGS: Final = ("run", "replay", "explain", "dump", "produce", "follow")
@@ -186,6 +196,7 @@ def make_parser() -> argparse.ArgumentParser:
     made["produce"].add_argument("path", metavar="FILE", help="events in JSON lines; - for standard input")
     _add_follow(made["follow"])
     _add_sinks(made["sink"])
+    _add_watch(made["watch"])
     for name in _WITH_SETTINGS:
         _add_settings(made[name], name)
     return parser
@@ -209,6 +220,21 @@ def _add_follow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", metavar="FILE", help="what remembers what is sent (default: a file in DIRECTORY)")
     parser.add_argument("--settle-seconds", metavar="S", type=float, default=5.0, help="rest that makes a file whole")
     parser.add_argument("--once", action="store_true", help="send what is there, and end")
+
+
+def _add_watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default="http://127.0.0.1:8080",
+        help="the sidecar's --http-host and --http-port (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--run", metavar="NAME", help="the run (default: the one with the newest result; as lines, all)"
+    )
+    parser.add_argument("--scope", metavar="NAME", help="its scope (default: rollout)")
+    parser.add_argument("--lines", action="store_true", help="write lines to a terminal too")
 
 
 def _add_sinks(parser: argparse.ArgumentParser) -> None:
@@ -254,6 +280,11 @@ def _call(arguments: list[str]) -> int:
         if unknown:
             raise SettingsError(_unknown("schema", unknown))
         return int(_command("schema").main())
+    if given.command == "watch":
+        if unknown:
+            raise SettingsError(_unknown("watch", unknown))
+        how_shown = {"run": given.run, "scope": given.scope, "is_lines": given.lines}
+        return int(_command("watch").main(given.url, **how_shown))
     settings = _settings(given, unknown)
     command = _command(given.command)
     if given.command == "replay":

@@ -36,6 +36,7 @@ _MAX_CHANGES: Final = 10_000
 
 _MAX_REASONS: Final = 32
 _MAX_TEXT: Final = 512
+_LAST_UNIX_MS: Final = 253_402_300_799_999  # year 9999
 _DIGITS: Final = ".7g"
 """More than anybody sees in a chart, and half of what a double takes on the wire."""
 
@@ -118,14 +119,18 @@ class Series:
         for column in self.columns:
             del column[:count]
 
-    def shown(self, steps: Iterable[int] | None = None) -> dict[str, list[Any]]:
-        """Returns columns by name: of some steps, those gone left out, or of all."""
-        names = [name for name, _ in COLUMNS]
-        if steps is None:
-            return {name: column.tolist() for name, column in zip(names, self.columns, strict=True)}
+    def newest(self, count: int) -> dict[str, list[Any]]:
+        """Returns so many of the highest steps at most, as columns by name."""
+        start = max(0, len(self) - count)
+        return {name: column[start:].tolist() for (name, _), column in zip(COLUMNS, self.columns, strict=True)}
+
+    def some(self, steps: Iterable[int]) -> dict[str, list[Any]]:
+        """Returns some steps, those that are gone left out, as columns by name."""
         own = self.columns[0]
         places = [place for step in steps if (place := bisect_left(own, step)) < len(own) and own[place] == step]
-        return {name: [column[place] for place in places] for name, column in zip(names, self.columns, strict=True)}
+        return {
+            name: [column[place] for place in places] for (name, _), column in zip(COLUMNS, self.columns, strict=True)
+        }
 
     def last(self) -> list[Any]:
         """Returns the row of the highest step."""
@@ -138,11 +143,15 @@ class Viewer:
     Args:
         selection: The run and scope whose steps it wants, or None.
         is_all: It wants the steps of all runs that close from now on.
+        count: How many of the steps that have closed it wants, the newest.
     """
 
-    def __init__(self, selection: tuple[str, str] | None = None, *, is_all: bool = False) -> None:
+    def __init__(
+        self, selection: tuple[str, str] | None = None, *, is_all: bool = False, count: int = MAX_STEPS
+    ) -> None:
         self.selection = selection
         self.is_all = is_all
+        self.count = count
         self.epoch = -1
         self.change = -1
         self.open = -1
@@ -185,20 +194,21 @@ class Board:
     def take_results(self, values: Iterable[bytes]) -> None:
         """Takes records of the output topic, in its order."""
         with self._lock:
-            for value in values:
-                self._take(value)
+            closed = {self._take(value) for value in values}
+            self._drop_closed(closed)
             self._make_room()
             self._lock.notify_all()
 
-    def _take(self, value: bytes) -> None:
+    def _take(self, value: bytes) -> tuple[Any, ...] | None:
+        """Takes one record and returns the run, scope, step and attempt of its result."""
         try:
             result = _decode(value)
         except (msgspec.MsgspecError, RecursionError, ValueError):
             self._unreadable += 1
-            return
+            return None
         if result.type != "step_metrics":
             self._unreadable += 1
-            return
+            return None
         key = (result.run_id, result.scope)
         series = self._series.get(key)
         if series is None:
@@ -206,11 +216,19 @@ class Board:
         else:
             self._series.move_to_end(key)
         grown = series.put(self._row(result))
-        if grown is None:
-            return
-        self._num_steps += grown
-        self._change += 1
-        self._changes.append((self._change, series, result.step))
+        if grown is not None:
+            self._num_steps += grown
+            self._change += 1
+            self._changes.append((self._change, series, result.step))
+        return (*key, result.step, result.attempt)
+
+    def _drop_closed(self, closed: set[tuple[Any, ...] | None]) -> None:
+        """What has closed isn't open any more, though what was handed over may be a second old."""
+        rows = [row for row in self._open_rows if tuple(row[:4]) not in closed]
+        if len(rows) < len(self._open_rows):
+            self._open_total -= len(self._open_rows) - len(rows)
+            self._open_rows = rows
+            self._open_number += 1
 
     def _row(self, result: _Result) -> tuple[Any, ...]:
         metrics, scope = result.metrics, result.scope
@@ -226,7 +244,7 @@ class Board:
             self._reason(result.reason),
             result.late_samples,
             _count(metrics.get(f"{scope}/missing_rewards")),
-            -1 if closed is None or not 0 <= closed <= MAX_INTEGER else closed // 1000,
+            -1 if closed is None or not 0 <= closed <= _LAST_UNIX_MS else closed // 1000,
         )
 
     def _reason(self, reason: str) -> int:
@@ -358,14 +376,14 @@ class Board:
     def _steps(self, viewer: Viewer, changed: dict[Series, list[int]], *, is_whole: bool) -> Iterator[News]:
         if viewer.is_all:
             for series, steps in changed.items():
-                yield _steps_of(series, series.shown(sorted(steps)), is_whole=False)
+                yield _steps_of(series, series.some(sorted(steps)), is_whole=False)
         elif viewer.selection is not None:
             one = self._series.get(viewer.selection)
             if is_whole:
                 one = one or Series(viewer.selection)
-                yield _steps_of(one, one.shown(), is_whole=True)
+                yield _steps_of(one, one.newest(viewer.count), is_whole=True)
             elif one in changed:
-                yield _steps_of(one, one.shown(sorted(changed[one])), is_whole=False)
+                yield _steps_of(one, one.some(sorted(changed[one])), is_whole=False)
 
 
 def _steps_of(series: Series, columns: dict[str, list[Any]], *, is_whole: bool) -> News:

@@ -19,7 +19,7 @@ import msgspec
 
 from stream_metrics.config import Settings
 from stream_metrics.core.window import Window
-from stream_metrics.web.board import COLUMNS, OPEN_COLUMNS, Board, Viewer
+from stream_metrics.web.board import COLUMNS, MAX_STEPS, OPEN_COLUMNS, Board, Viewer
 from stream_metrics.web.reader import Reader
 from stream_metrics.web.server import Answer, Refusal
 
@@ -98,14 +98,23 @@ class Page:
         self._reader.join(_STOP_SECONDS)
 
     def stream(self, query: str) -> Iterator[bytes]:
-        """Returns the events for one viewer; `run` and `scope` name whose steps it wants, `all=1` wants those of all.
+        """Yields the events for one viewer.
+
+        Args:
+            query: `run` and `scope` name whose steps it wants, `count` how many of those that have closed; `all` wants
+                those of all runs that close from now on.
 
         Raises:
             Refusal: There are too many viewers.
         """
         given = parse_qs(query, keep_blank_values=True)
         run, scope = given.get("run"), given.get("scope")
-        viewer = Viewer((run[0], scope[0]) if run and scope else None, is_all="all" in given)
+        count = given.get("count", [""])[0]
+        viewer = Viewer(
+            (run[0], scope[0]) if run and scope else None,
+            is_all="all" in given,
+            count=int(count) if count.isdecimal() and len(count) < 9 else MAX_STEPS,
+        )
         self._enter()
         try:
             yield b"retry: 1000\n\n" + _event("hello", {**self._hello, **_now()})
