@@ -8,12 +8,14 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from stream_metrics.web.client import CORRECTED, INCOMPLETE, Known, Row, RunKey
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 _CHART_ROWS: Final = 9
 _OPEN_ROWS: Final = 5
@@ -155,12 +157,17 @@ class Screen:
             if rows and left > _CHART_ROWS + 10:
                 parts.append(self._chart(rows[-2 * (width - _AXIS) :], width))
                 left -= _CHART_ROWS + 3
-            for part, lines in (self._open(known, selected, now_unix_ms), self._letters(known)):
+            below: list[RenderableType] = []
+            for place, (part, lines) in (
+                (parts, self._open(known, selected, now_unix_ms)),
+                (below, self._letters(known)),
+            ):
                 if lines and left > lines + 5:
-                    parts.append(part)
+                    place.append(part)
                     left -= lines
             if rows:
                 parts.append(self._closed(rows[-max(1, left - 2) :], known.reasons))
+            parts += below
         foot = self._text(" ↑ ↓ another run   q end" if self._is_unicode else " up/down another run   q end", "dim")
         return Group(*parts, foot)
 
@@ -281,7 +288,7 @@ class Screen:
         lines.append("\n".join(str(self._text(f" {letter_line(letter)}")) for letter in reversed(newest)))
         return lines, len(newest)
 
-    def _table(self, *heads: str) -> Any:
+    def _table(self, *heads: str) -> Table:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=True, header_style="dim")
@@ -298,7 +305,7 @@ class Screen:
             made.append(text if self._is_unicode else plain(text), style)
         return made
 
-    def _text(self, text: str, style: str = "") -> Any:
+    def _text(self, text: str, style: str = "") -> Text:
         from rich.text import Text
 
         return Text(text if self._is_unicode else plain(text), style=style)
