@@ -172,8 +172,15 @@ _decode_msgpack = msgspec.msgpack.Decoder(Event).decode
 _decode_result = msgspec.json.Decoder(StepMetrics).decode
 _encode_json = msgspec.json.Encoder().encode
 
+NOT_DECODED: Final = (msgspec.MsgspecError, RecursionError, ValueError, TypeError)
+"""All that msgspec's decoders raise."""
+
 decode_fast = _decode_json
-"""Decodes strict JSON only, and raises msgspec's own errors. For hot loops, which fall back to `decode`."""
+decode_fast_msgpack = _decode_msgpack
+"""Decode strict JSON and MessagePack only, and raise `NOT_DECODED`. For hot loops, which fall back to `decode`."""
+
+_NO_JSON: Final = b"\x80"
+"""JSON begins with a lower byte, a MessagePack map with this one or a higher."""
 
 
 def decode(value: bytes, content_type: str | None = None) -> Event:
@@ -184,14 +191,16 @@ def decode(value: bytes, content_type: str | None = None) -> Event:
     Raises:
         EventError: The value is no event.
     """
-    try:
-        return _decode_json(value)
-    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:
-        failure: Exception = error
-    if content_type == MSGPACK:
+    is_msgpack = content_type == MSGPACK
+    if not is_msgpack or value[:1] < _NO_JSON:
+        try:
+            return _decode_json(value)
+        except NOT_DECODED as error:
+            failure: Exception = error
+    if is_msgpack:
         try:
             return _decode_msgpack(value)
-        except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:
+        except NOT_DECODED as error:
             raise EventError(_reason(error)) from None
     if _may_hold_nonfinite(value, failure):
         return _decode_lenient(value, failure)
@@ -206,7 +215,7 @@ def decode_result(value: bytes) -> StepMetrics:
     """
     try:
         return _decode_result(value)
-    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:
+    except NOT_DECODED as error:
         raise EventError(_reason(error)) from None
 
 
@@ -220,7 +229,7 @@ def encode(event: Event | StepMetrics) -> bytes:
     """
     try:
         return _encode_json(event)
-    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:
+    except NOT_DECODED as error:
         raise EventError(_reason(error)) from None
 
 
@@ -246,7 +255,7 @@ def _decode_lenient(value: bytes, failure: Exception) -> Event:
         parsed = json.loads(bytes(value).decode("utf-8"), parse_int=_parse_int, object_pairs_hook=_object)
         event: Event = msgspec.convert(parsed, Event)  # type: ignore[arg-type,call-overload,unused-ignore]
         return event
-    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:
+    except NOT_DECODED as error:
         raise EventError(_reason(failure if isinstance(error, json.JSONDecodeError) else error)) from None
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -34,6 +34,8 @@ from stream_metrics.events import (
     DEFAULT_RUN_ID,
     DEFAULT_SCOPE,
     MAX_PRODUCERS,
+    MSGPACK,
+    NOT_DECODED,
     DeadLetterReason,
     Event,
     EventError,
@@ -46,6 +48,7 @@ from stream_metrics.events import (
     StepMetrics,
     decode,
     decode_fast,
+    decode_fast_msgpack,
 )
 
 _CHECKS_PER_MEMORY: Final = 16
@@ -64,6 +67,8 @@ _START_TIMES: Final = 10**9
 _REDONE_SAMPLES: Final = 4
 _REDONE_EVENTS: Final = 16
 """So many late samples of a step, and half as many as it had; or so many events in a row too late: done again."""
+
+_MSGPACK_HEADERS: Final = [("content-type", MSGPACK.encode())]
 
 _FAR_STEPS: Final = 1_000
 """A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""
@@ -126,50 +131,88 @@ class Fold:
     def _feed(self, records: Sequence[Record]) -> None:
         """Folds records among which there is nothing to look for.
 
-        Samples in a row that are of one open window are taken together; this changes the speed and nothing else.
+        Samples of open windows are taken together, window by window; this changes the speed and nothing else.
         """
-        row: list[SampleFields] = []
-        row_end = -1
-        window: Window | None = None
-        track: Track | None = None
+        events = _decoded(records)
+        rows = _Rows(self._open_window)
+        row: _Row | None = None
         run_id = scope = attempt = step = None
-        for place, record in enumerate(records):
-            try:
-                event: Event | None = decode_fast(record.value())  # type: ignore[arg-type]  # None raises TypeError
-            except (msgspec.MsgspecError, RecursionError, ValueError, TypeError):
-                event = None
-            if (
-                window is not None
-                and type(event) is Sample
+        begin = 0  # of the records whose samples are in rows
+        row_begin = 0  # of those that are yet to be put into the row
+        for place, event in enumerate(events):
+            if (  # without a row the step is None, which no event has
+                type(event) is Sample
                 and event.step == step
                 and event.run_id == run_id
                 and event.attempt == attempt
                 and event.scope == scope
             ):
-                row.append(event)
-                row_end = place
                 continue
-            if row:
-                assert window is not None and track is not None
-                self._take_row(track, window, row, records, row_end)
-                row = []
-            window = None
-            if event is None:
-                event = self._decode(record)
-                if event is None:
-                    continue
-            self._take(record, record.offset(), event)
+            if row is not None:
+                row.take(events, row_begin, place)
+                row = step = None
+            record = records[place]
+            failure: EventError | None = None
+            if event is None and record.value() is not None:
+                try:
+                    event = events[place] = decode(record.value(), _content_type(record))  # type: ignore[arg-type]
+                except EventError as error:
+                    failure = error
             if type(event) is Sample:
-                run_id, scope, attempt, step = event.run_id, event.scope, event.attempt, event.step
-                track = self._find(event)
-                window = track.windows.get(step) if track is not None and track.attempt == (attempt or 0) else None
-                if window is not None and window.state is not State.OPEN:
-                    window = None
-            else:  # single samples are what is left of the records: counting each would cost
+                row = rows.of(event)
+                if row is not None:
+                    row_begin = place
+                    run_id, scope, attempt, step = event.run_id, event.scope, event.attempt, event.step
+                    continue
+            elif event is not None:  # single samples are what is left of the records: counting each would cost
                 self.counts["events_samples" if type(event) is SampleBatch else "events_close"] += 1
-        if row:
-            assert window is not None and track is not None
-            self._take_row(track, window, row, records, row_end)
+                if type(event) is SampleBatch and rows.take_batch(event, place):
+                    continue
+            self._take_rows(rows, records, events, begin, place)
+            begin = place + 1
+            if event is not None:
+                self._take(record, record.offset(), event)
+            elif failure is not None:
+                self._set_aside(record, "undecodable", type(failure).__name__, str(failure))
+            else:
+                self.counts["tombstones"] += 1
+        if row is not None:
+            row.take(events, row_begin, len(events))
+        self._take_rows(rows, records, events, begin, len(events))
+
+    def _open_window(self, event: Event) -> tuple[Track, Window] | None:
+        """Returns the window that an event is for, with its track, where it is there and open."""
+        track = self._find(event)
+        if track is None or track.attempt != (event.attempt or 0):
+            return None
+        window = track.windows.get(event.step)
+        return None if window is None or window.state is not State.OPEN else (track, window)
+
+    def _take_rows(
+        self, rows: _Rows, records: Sequence[Record], events: Sequence[Event | None], begin: int, end: int
+    ) -> None:
+        """Takes the samples of all rows, which are those of the records from `begin` to before `end`."""
+        if begin == end:
+            return
+        made = rows.clear()
+        if self._held + sum(len(row.samples) for row in made) > self.settings.max_samples:
+            for place in range(begin, end):
+                event = events[place]
+                assert event is not None
+                self._take(records[place], records[place].offset(), event)
+            return
+        sent = taken = 0
+        for row in made:
+            sent += len(row.samples)
+            taken += row.window.add(row.samples)
+            last = records[row.end]
+            row.window.last_offset = last.offset()
+            row.window.last_unix_ms = clock_unix_ms(last.timestamp())
+            row.track.last_seen = max(row.track.last_seen, row.window.last_offset)
+            row.track.too_late = 0
+        self.counts["samples"] += taken
+        self.counts["duplicates"] += sent - taken
+        self._held += taken
 
     def take_effects(self) -> list[Effect]:
         """Returns what has been asked for since the last call."""
@@ -247,35 +290,6 @@ class Fold:
         self._frozen_below = max(self._frozen_below, offset)
 
     # --- one record ----------------------------------------------------------------------------------------------
-
-    def _decode(self, record: Record) -> Event | None:
-        """Returns the event of a record that is no strict JSON, or None where it is none at all."""
-        value = record.value()
-        if value is None:
-            self.counts["tombstones"] += 1
-            return None
-        try:
-            return decode(value, _content_type(record))
-        except EventError as error:
-            self._set_aside(record, "undecodable", type(error).__name__, str(error))
-            return None
-
-    def _take_row(
-        self, track: Track, window: Window, row: list[SampleFields], records: Sequence[Record], end: int
-    ) -> None:
-        """Takes samples of consecutive records, the last of them at `records[end]`, into their open window."""
-        if self._held + len(row) > self.settings.max_samples:
-            for record, event in zip(records[end + 1 - len(row) : end + 1], row, strict=True):
-                assert isinstance(event, Sample)
-                self._take(record, record.offset(), event)
-            return
-        last = records[end]
-        taken = window.add(row)
-        self.counts["samples"] += taken
-        self.counts["duplicates"] += len(row) - taken
-        self._held += taken
-        track.last_seen = window.last_offset = last.offset()
-        window.last_unix_ms = clock_unix_ms(last.timestamp())
 
     def _take(self, record: Record, offset: int, event: Event) -> None:
         if isinstance(event, StepClose) and event.reason not in (None, "closed"):
@@ -653,6 +667,85 @@ class Fold:
             self._effects.append(Notice(kind, window.run_id, window.scope, window.attempt, window.step, message))
 
 
+class _Row:
+    """Samples of one open window, from records that lie between those of others.
+
+    Attributes:
+        end: Place of the last record.
+    """
+
+    __slots__ = ("end", "samples", "track", "window")
+
+    def __init__(self, track: Track, window: Window) -> None:
+        self.track = track
+        self.window = window
+        self.samples: list[SampleFields] = []
+        self.end = -1
+
+    def take(self, events: Sequence[Any], begin: int, end: int) -> None:
+        """Takes single samples."""
+        self.samples += events[begin:end]
+        self.end = end - 1
+
+
+class _Rows:
+    """What a stretch of records has for windows that are open."""
+
+    def __init__(self, find: Callable[[Event], tuple[Track, Window] | None]) -> None:
+        self._find = find
+        self.clear()
+
+    def clear(self) -> Iterable[_Row]:
+        """Returns the rows and has none any more: what comes next may have closed a window."""
+        made = self._by_window.values() if hasattr(self, "_by_window") else ()
+        self._by_name: dict[tuple[str | None, str | None, int | None, int], _Row] = {}
+        self._by_window: dict[int, _Row] = {}
+        return made
+
+    def of(self, event: Sample | SampleBatch) -> _Row | None:
+        """Returns the row of the window that an event is for, None where that isn't there and open."""
+        name = event.run_id, event.scope, event.attempt, event.step
+        row = self._by_name.get(name)
+        if row is None:
+            found = self._find(event)
+            if found is None:
+                return None
+            # A window has several names: null stands for what is absent.
+            row = self._by_window.get(found[1].first_offset)
+            if row is None:
+                row = self._by_window[found[1].first_offset] = _Row(*found)
+            self._by_name[name] = row
+        return row
+
+    def take_batch(self, event: SampleBatch, place: int) -> bool:
+        """Takes several samples where their window is there and open, and returns whether it did."""
+        row = self.of(event)
+        if row is None:
+            return False
+        row.samples += event.samples
+        row.end = place
+        return True
+
+
+def _decoded(records: Sequence[Record]) -> list[Event | None]:
+    """Returns the event of each record, None for one that takes a closer look."""
+    values = [record.value() for record in records]
+    for decode_one in (decode_fast, decode_fast_msgpack):
+        if decode_one is decode_fast_msgpack and not all(_content_type(record) == MSGPACK for record in records):
+            break
+        try:
+            return list(map(decode_one, values))  # type: ignore[arg-type]  # None raises TypeError
+        except NOT_DECODED:
+            continue
+    made: list[Event | None] = []
+    for value in values:
+        try:
+            made.append(decode_fast(value))  # type: ignore[arg-type]
+        except NOT_DECODED:
+            made.append(None)
+    return made
+
+
 def _run(event: Event) -> tuple[str, str]:
     run_id, scope = event.run_id, event.scope
     return (DEFAULT_RUN_ID if run_id is None else run_id, DEFAULT_SCOPE if scope is None else scope)
@@ -663,7 +756,10 @@ def _offset_of(record: Record) -> int:
 
 
 def _content_type(record: Record) -> str | None:
-    for name, value in record.headers() or ():
+    headers = record.headers()
+    if headers == _MSGPACK_HEADERS:
+        return MSGPACK
+    for name, value in headers or ():
         if name.lower() == "content-type" and value is not None:
             return bytes(value).decode("latin-1").split(";")[0].strip().lower()
     return None
