@@ -20,6 +20,7 @@ from stream_metrics.sidecar.errors import SidecarError
 from stream_metrics.sidecar.health import Health
 from stream_metrics.sidecar.loop import Sidecar
 from stream_metrics.sidecar.self_metrics import SelfMetrics
+from stream_metrics.sidecar.watchdog import Watchdog
 from stream_metrics.web.page import Page
 from stream_metrics.web.server import Answer, Server
 
@@ -48,6 +49,7 @@ def main(settings: Settings) -> int:
             logs.error("can't listen", address=f"{settings.http_host}:{settings.http_port}", error=error.strerror)
             return ExitCode.WRONG_SETTINGS
     code = ExitCode.OK
+    Watchdog(lambda: health.turned_at).start()
     try:
         sidecar.run()
     except SidecarError as error:

@@ -11,7 +11,8 @@ import msgspec
 STUCK_SECONDS: Final = 30.0
 """A loop that hasn't turned for so long is stuck: no call of it takes more than some seconds."""
 
-SLOW_COMMIT_SECONDS: Final = 10.0
+SLOW_COMMIT_SECONDS: Final = 5.0
+"""A transaction takes milliseconds; one that takes so long waits for a broker that hangs without hanging up."""
 
 FLOOD_SECONDS: Final = 60.0
 _FLOOD_RECORDS: Final = 20
@@ -24,15 +25,26 @@ class Health:
     Args:
         dead_letter_limit: Share of dead letters among the records of the last minute that is too much.
         clock: Monotonic seconds.
+
+    Attributes:
+        turned_at: When the loop last turned, by the clock.
+        not_ready: Why results can't be expected now, as the loop knows it; empty where they can.
+        is_broker_away: Whether the client has lost all brokers and none has answered since.
     """
 
     def __init__(self, dead_letter_limit: float, clock: Callable[[], float]) -> None:
         self._limit = dead_letter_limit
         self._clock = clock
-        self._turned_at = clock()
+        self.turned_at = clock()
         self._seconds: deque[tuple[float, int, int]] = deque()
         self._busy_since: float | None = None
         self.not_ready = "starting"
+        self.is_broker_away = False
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a transaction is under way."""
+        return self._busy_since is not None
 
     def begin_commit(self) -> None:
         """Notes that a transaction begins."""
@@ -44,7 +56,7 @@ class Health:
 
     def turn(self) -> None:
         """Notes that the loop is alive."""
-        self._turned_at = self._clock()
+        self.turned_at = self._clock()
 
     def count(self, records: int, dead_letters: int) -> None:
         """Notes what was read."""
@@ -65,7 +77,7 @@ class Health:
 
     def alive(self) -> tuple[bool, bytes]:
         """Returns whether the process is worth keeping, and why not."""
-        silent = self._clock() - self._turned_at
+        silent = self._clock() - self.turned_at
         if silent > STUCK_SECONDS:
             return _answer(False, f"the loop hasn't turned for {silent:.0f} s")
         share = self.flood()
@@ -75,6 +87,8 @@ class Health:
 
     def ready(self) -> tuple[bool, bytes]:
         """Returns whether results can be expected from here now, and why not."""
+        if self.is_broker_away:
+            return _answer(False, "the broker is away")
         since = self._busy_since
         busy = 0.0 if since is None else self._clock() - since
         if busy > SLOW_COMMIT_SECONDS:

@@ -100,7 +100,6 @@ class Sidecar:
         self._split_runs: set[tuple[str, str]] = set()
         self._dead_letter_bytes = 0
         self._is_flood_said = False
-        self._is_broker_away = False
         self._commits_fail_since: float | None = None
         self._next_try = 0.0
         self._last_commit = self._last_tick = monotonic()
@@ -199,7 +198,7 @@ class Sidecar:
         # The identity first: a predecessor's open transaction would hold up the committed offsets.
         self._health.not_ready = "waiting for the transaction coordinator"
         self._transactions = Transactions(
-            {"log_level": 2, **settings.client_config()},
+            {"log_level": 2, **settings.client_config(), "error_cb": self._on_producer_error},
             self._transactional_id,
             settings.transaction_timeout_seconds,
             self._must_leave,
@@ -398,7 +397,7 @@ class Sidecar:
         )
 
     def _tick(self, now: float) -> None:
-        if self._is_broker_away:
+        if self._health.is_broker_away:
             self._look_for_broker()
         for owned in list(self._owned.values()):
             if owned.is_restoring:
@@ -417,7 +416,7 @@ class Sidecar:
             self._consumer.list_topics(self._settings.input_topic, timeout=POLL_SECONDS)
         except KafkaException:
             return
-        self._is_broker_away = False
+        self._health.is_broker_away = False
         logs.info("the broker answers again")
 
     def _look_at_stalled(self, owned: Owned) -> None:
@@ -482,8 +481,6 @@ class Sidecar:
         return max(0, high - owned.next_offset)
 
     def _why_not_ready(self, owned: list[Owned]) -> str:
-        if self._is_broker_away:
-            return "the broker is away"
         if self._commits_fail_since is not None:
             return "transactions fail"
         restoring = sum(one.is_restoring for one in owned)
@@ -705,13 +702,25 @@ class Sidecar:
 
     def _on_error(self, error: KafkaError) -> None:
         try:
-            if error.code() == KafkaError._ALL_BROKERS_DOWN and not self._is_broker_away:
-                self._is_broker_away = True
-                logs.warning("no broker answers; waiting for one", error=error.str())
+            if error.code() == KafkaError._ALL_BROKERS_DOWN:
+                self._say_broker_away(error)
             elif meaning(error) is Meaning.REFUSED:
                 self._keep_failure(refused(error, "talking to the broker"))
         except BaseException as failure:
             self._keep_failure(failure)
+
+    def _on_producer_error(self, error: KafkaError) -> None:
+        try:
+            # Between transactions the broker may well hang up: nothing is asked of it.
+            if error.code() == KafkaError._ALL_BROKERS_DOWN and self._health.is_committing:
+                self._say_broker_away(error)
+        except BaseException as failure:
+            self._keep_failure(failure)
+
+    def _say_broker_away(self, error: KafkaError) -> None:
+        if not self._health.is_broker_away:
+            self._health.is_broker_away = True  # at once: the next tick may have to wait for a transaction
+            logs.warning("no broker answers; waiting for one", error=error.str())
 
     def _keep_failure(self, error: BaseException) -> None:
         if self._failure is None:

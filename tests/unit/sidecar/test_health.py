@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from stream_metrics.sidecar.health import FLOOD_SECONDS, STUCK_SECONDS, Health
+from stream_metrics.sidecar.health import FLOOD_SECONDS, SLOW_COMMIT_SECONDS, STUCK_SECONDS, Health
 
 
 class Clock:
@@ -36,6 +36,36 @@ def test_a_new_replica_is_not_ready_and_says_why() -> None:
     assert health.ready() == (False, b'{"status":"failing","reason":"starting"}\n')
     health.not_ready = ""
     assert health.ready() == (True, b'{"status":"ok"}\n')
+
+
+def _ready_health() -> tuple[Health, Clock]:
+    health, clock = _health()
+    health.not_ready = ""
+    return health, clock
+
+
+def test_a_broker_that_hung_up_is_told_at_once_and_until_one_answers() -> None:
+    health, _ = _ready_health()
+    health.begin_commit()
+    health.is_broker_away = True
+    assert health.ready() == (False, b'{"status":"failing","reason":"the broker is away"}\n')
+    health.end_commit()
+    assert not health.ready()[0]
+    health.is_broker_away = False
+    assert health.ready()[0]
+
+
+def test_a_broker_that_hangs_is_told_once_a_transaction_waits_for_long() -> None:
+    health, clock = _ready_health()
+    health.begin_commit()
+    clock.now += SLOW_COMMIT_SECONDS
+    assert health.ready()[0]
+    clock.now += 1
+    is_ready, body = health.ready()
+    assert not is_ready and "waiting for the broker for 6 s" in json.loads(body)["reason"]
+    assert health.alive()[0]
+    health.end_commit()
+    assert health.ready()[0]
 
 
 def test_a_flood_of_dead_letters_fails_the_probe_until_it_is_a_minute_old() -> None:
