@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from types import SimpleNamespace
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -61,10 +63,20 @@ class _Result(msgspec.Struct, gc=False):
     correction: bool = False
     late_samples: _Whole = 0
     closed_unix_ms: int | None = None
-    metrics: dict[str, Any] = {}
+    metrics: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 _decode = msgspec.json.Decoder(_Result).decode
+
+_METRICS: Final = ("num_training_samples", "num_rollouts", "episode_raw_reward", "raw_reward", "missing_rewards")
+
+
+@functools.lru_cache(maxsize=256)
+def _metrics_decoder(scope: str) -> Callable[[msgspec.Raw], Any]:
+    """Returns what finds a scope's few metrics among the many of a result, without making objects of the others."""
+    names = {name: f"{scope}/{name}" for name in _METRICS}
+    kind = msgspec.defstruct("Metrics", [(name, Any, None) for name in _METRICS], rename=names)
+    return msgspec.json.Decoder(kind).decode
 
 COLUMNS: Final = (
     ("step", "q"),
@@ -203,10 +215,10 @@ class Board:
         """Takes one record and returns the run, scope, step and attempt of its result."""
         try:
             result = _decode(value)
-        except (msgspec.MsgspecError, RecursionError, ValueError):
-            self._unreadable += 1
-            return None
-        if result.type != "step_metrics":
+            row = self._row(result)
+        except (msgspec.MsgspecError, RecursionError, ValueError, AttributeError):
+            result = None
+        if result is None or result.type != "step_metrics":
             self._unreadable += 1
             return None
         key = (result.run_id, result.scope)
@@ -215,7 +227,7 @@ class Board:
             series = self._series[key] = Series(key)
         else:
             self._series.move_to_end(key)
-        grown = series.put(self._row(result))
+        grown = series.put(row)
         if grown is not None:
             self._num_steps += grown
             self._change += 1
@@ -231,19 +243,19 @@ class Board:
             self._open_number += 1
 
     def _row(self, result: _Result) -> tuple[Any, ...]:
-        metrics, scope = result.metrics, result.scope
+        metrics = _metrics(result)
         closed = result.closed_unix_ms
         return (
             result.step,
             result.attempt,
-            _count(metrics.get(f"{scope}/num_training_samples")),
-            _count(metrics.get(f"{scope}/num_rollouts")),
-            _number(metrics.get(f"{scope}/episode_raw_reward")),
-            _number(metrics.get(f"{scope}/raw_reward")),
+            _count(metrics.num_training_samples),
+            _count(metrics.num_rollouts),
+            _number(metrics.episode_raw_reward),
+            _number(metrics.raw_reward),
             _CORRECTED * result.correction | _INCOMPLETE * (not result.complete),
             self._reason(result.reason),
             result.late_samples,
-            _count(metrics.get(f"{scope}/missing_rewards")),
+            _count(metrics.missing_rewards),
             -1 if closed is None or not 0 <= closed <= _LAST_UNIX_MS else closed // 1000,
         )
 
@@ -426,6 +438,14 @@ def _open_row(window: Window) -> list[Any]:
         window.last_unix_ms,
         window.closing_unix_ms,
     ]
+
+
+def _metrics(result: _Result) -> Any:
+    try:
+        return _metrics_decoder(result.scope)(result.metrics)
+    except ValueError:  # msgspec gives a field no name with quotes, backslashes or control characters
+        found = msgspec.json.decode(result.metrics)
+        return SimpleNamespace(**{name: found.get(f"{result.scope}/{name}") for name in _METRICS})
 
 
 def _count(item: Any) -> int:

@@ -44,6 +44,7 @@ _OWN_CONFIG: Final[dict[str, Any]] = {
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
     "fetch.wait.max.ms": 250,
+    "fetch.queue.backoff.ms": 20,  # the default second is what filling would wait for, again and again
     # Memory: the aggregation's is what counts.
     "queued.min.messages": 1_000,
     "queued.max.messages.kbytes": 4_096,

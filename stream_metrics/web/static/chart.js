@@ -6,6 +6,8 @@ const HEIGHT = 252;
 const SAMPLES_HEIGHT = 96;
 const AXIS = 58;
 const BARS_UP_TO = 300;
+const DASHES_UP_TO = 2000; // a dashed line of very many points takes seconds to draw
+const DASH = [6, 4];
 const MARK = 6;
 const STEPS = [1, 2, 5].flatMap((digit) => Array.from({ length: 15 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
 
@@ -32,6 +34,7 @@ export class Chart {
     const { step, by_rollout, by_sample, samples } = steps.columns;
     const view = this.isZoomed ? this.plots[0].scales.x : this.view();
     const span = { min: view.min, max: view.max };
+    this.plots[0].series[2].dash = steps.place(view.max) - steps.place(view.min) > DASHES_UP_TO ? [] : DASH;
     const data = [[step, by_rollout, by_sample], [step, samples]];
     this.plots.forEach((plot, number) => plot.batch(() => {
       plot.setData(data[number], false);
@@ -89,7 +92,7 @@ export class Chart {
         scales: { x: { time: false }, y: { range: padded } },
         axes: [{ ...x, size: 8, values: (_, items) => items.map(() => "") }, { ...axis, size: AXIS }],
         series: [{}, { stroke: colour("rollout"), width: 2, points: { ...points, fill: colour("rollout") } },
-          { stroke: colour("sample"), width: 1.75, dash: [6, 4], points: { show: false } }],
+          { stroke: colour("sample"), width: 1.75, dash: DASH, points: { show: false } }],
         hooks: { ...common.hooks, draw: [(plot) => this.mark(plot, colour)] },
       }, [[], [], []], this.place),
       new uPlot({
@@ -155,7 +158,7 @@ function padded(_, min, max) {
 }
 
 function bars(plot, series, from, to, ...rest) {
-  const draw = to - from > BARS_UP_TO ? uPlot.paths.stepped({ align: 1 }) : uPlot.paths.bars({ size: [0.72, 28] });
+  const draw = to - from > BARS_UP_TO ? uPlot.paths.linear() : uPlot.paths.bars({ size: [0.72, 28] });
   return draw(plot, series, from, to, ...rest);
 }
 
