@@ -46,7 +46,12 @@ from stream_metrics.sidecar.timers import marker
 from stream_metrics.sidecar.topics import Topics
 from stream_metrics.sidecar.transactions import LATE_JOIN, AbortedError, OutRecord, TooLargeError, Transactions
 
-BATCH: Final = 5_000
+BATCH: Final = 1_000
+"""So many records, with all that is made of them, stay in a core's own cache."""
+
+BEHIND_COMMIT_SECONDS: Final = 0.1
+"""A transaction takes as long as thousands of records, so while more are waiting, results wait for each other."""
+
 POLL_SECONDS: Final = 0.1
 TICK_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
@@ -97,6 +102,7 @@ class Sidecar:
         self._member_id = ""
         self._owned: dict[int, Owned] = {}
         self._failure: BaseException | None = None
+        self._is_behind = False
         self._split_runs: set[tuple[str, str]] = set()
         self._dead_letter_bytes = 0
         self._is_flood_said = False
@@ -298,26 +304,20 @@ class Sidecar:
         try:
             first = self._consumer.poll(POLL_SECONDS)
             if first is None:
+                self._is_behind = False
                 return []
-            return [first, *self._consumer.consume(BATCH - 1, 0)]
+            messages = [first, *self._consumer.consume(BATCH - 1, 0)]
+            self._is_behind = len(messages) == BATCH
+            return messages
         except CLIENT_ERRORS as error:
             # What consume() had taken is lost with it, so there is no going on with this consumer.
             self._raise_lost(client_error(error))
 
     def _fold(self, messages: list[Message]) -> None:
-        by_partition: dict[int, list[Record]] = {}
-        ends: list[Message] = []
-        for message in messages:
-            if message.error() is not None:
-                ends.append(message)
-                continue
-            # A message without error is a Record: the stubs say Optional of what is then always there.
-            partition = cast(int, message.partition())
-            records = by_partition.get(partition)
-            if records is None:
-                records = by_partition[partition] = []
-            records.append(cast(Record, message))
-        for partition, records in by_partition.items():
+        ends = [message for message in messages if message.error() is not None]
+        if ends:
+            messages = [message for message in messages if message.error() is None]
+        for partition, records in _by_partition(messages).items():
             owned = self._owned.get(partition)
             if owned is not None:  # else taken away after it was fetched
                 self._feed(owned, records)
@@ -497,12 +497,14 @@ class Sidecar:
         if now < self._next_try and not is_last:
             return
         live = [owned for owned in self._owned.values() if not owned.is_restoring]
-        is_interval = now - self._last_commit >= self._settings.commit_interval_seconds
+        age = now - self._last_commit
+        is_patient = self._is_behind and age < BEHIND_COMMIT_SECONDS
         if not (
             is_last
-            or is_interval
+            or age >= self._settings.commit_interval_seconds
             or self._commits_fail_since is not None
-            or any(one.wants_commit_now or one.committed < 0 or len(one.pending) > MAX_PENDING for one in live)
+            or (not is_patient and any(one.wants_commit_now for one in live))
+            or any(one.committed < 0 or len(one.pending) > MAX_PENDING for one in live)
         ):
             return
         self._last_commit = now
@@ -758,6 +760,17 @@ class Sidecar:
             samples=owned.fold.held_samples,
             seconds=round(seconds, 3),
         )
+
+
+def _by_partition(messages: list[Message]) -> dict[int, list[Record]]:
+    # A message without error is a Record: the stubs say Optional of what is then always there.
+    partitions = [cast(int, message.partition()) for message in messages]
+    if messages and partitions.count(partitions[0]) == len(partitions):
+        return {partitions[0]: cast(list[Record], messages)}
+    made: dict[int, list[Record]] = {}
+    for partition, message in zip(partitions, messages, strict=True):
+        made.setdefault(partition, []).append(cast(Record, message))
+    return made
 
 
 def _close_quietly(consumer: Consumer) -> None:
