@@ -36,6 +36,9 @@ MAX_OPEN: Final = 500
 _MAX_CHANGES: Final = 10_000
 """Changes remembered for viewers; one that is further behind gets everything again."""
 
+_PART: Final = 10_000
+"""Steps told at a time: more would make a hundred thousand objects at once, and hold up the aggregation meanwhile."""
+
 _MAX_REASONS: Final = 32
 _MAX_TEXT: Final = 512
 _LAST_UNIX_MS: Final = 253_402_300_799_999  # year 9999
@@ -77,6 +80,7 @@ def _metrics_decoder(scope: str) -> Callable[[msgspec.Raw], Any]:
     names = {name: f"{scope}/{name}" for name in _METRICS}
     kind = msgspec.defstruct("Metrics", [(name, Any, None) for name in _METRICS], rename=names)
     return msgspec.json.Decoder(kind).decode
+
 
 COLUMNS: Final = (
     ("step", "q"),
@@ -131,10 +135,11 @@ class Series:
         for column in self.columns:
             del column[:count]
 
-    def newest(self, count: int) -> dict[str, list[Any]]:
-        """Returns so many of the highest steps at most, as columns by name."""
-        start = max(0, len(self) - count)
-        return {name: column[start:].tolist() for (name, _), column in zip(COLUMNS, self.columns, strict=True)}
+    def before(self, step: int | None, count: int) -> dict[str, list[Any]]:
+        """Returns so many steps at most, the highest below one or, for None, of all, as columns by name."""
+        end = len(self) if step is None else bisect_left(self.columns[0], step)
+        start = max(0, end - count)
+        return {name: column[start:end].tolist() for (name, _), column in zip(COLUMNS, self.columns, strict=True)}
 
     def some(self, steps: Iterable[int]) -> dict[str, list[Any]]:
         """Returns some steps, those that are gone left out, as columns by name."""
@@ -169,6 +174,23 @@ class Viewer:
         self.open = -1
         self.letters = -1
         self.progress: Any = None
+        self.is_owed = False
+        """Whether there are older steps it wants."""
+        self._told = 0
+        self._lowest: int | None = None
+
+    def begin(self) -> None:
+        """All steps it wants are owed to it."""
+        self.is_owed, self._told, self._lowest = True, 0, None
+
+    def next_part(self, series: Series) -> dict[str, list[Any]]:
+        """Returns the next older steps that are owed."""
+        columns = series.before(self._lowest, min(_PART, self.count - self._told))
+        steps = columns["step"]
+        self._told += len(steps)
+        self._lowest = steps[0] if steps else None
+        self.is_owed = bool(steps) and self._told < self.count and steps[0] > series.columns[0][0]
+        return columns
 
 
 class Board:
@@ -338,7 +360,10 @@ class Board:
         if viewer.open != self._open_number or viewer.progress != (self._share, self._trouble):
             return True
         return self._share is None and (
-            viewer.epoch != self._epoch or viewer.change != self._change or viewer.letters != self._letters_number
+            viewer.is_owed
+            or viewer.epoch != self._epoch
+            or viewer.change != self._change
+            or viewer.letters != self._letters_number
         )
 
     def look(self, viewer: Viewer) -> list[News]:
@@ -373,6 +398,12 @@ class Board:
             viewer.epoch, viewer.change = self._epoch, self._change
             yield self._runs(self._series.values() if is_whole else changed, is_whole=is_whole)
             yield from self._steps(viewer, changed, is_whole=is_whole)
+        elif viewer.is_owed and viewer.selection is not None:
+            one = self._series.get(viewer.selection)
+            if one is None:
+                viewer.is_owed = False
+            else:
+                yield _steps_of(one, viewer.next_part(one), is_whole=False)
 
     def _runs(self, series: Iterable[Series], *, is_whole: bool) -> News:
         rows = [[*one.key, len(one), *one.last()] for one in series]
@@ -393,7 +424,8 @@ class Board:
             one = self._series.get(viewer.selection)
             if is_whole:
                 one = one or Series(viewer.selection)
-                yield _steps_of(one, one.newest(viewer.count), is_whole=True)
+                viewer.begin()
+                yield _steps_of(one, viewer.next_part(one), is_whole=True)
             elif one in changed:
                 yield _steps_of(one, one.some(sorted(changed[one])), is_whole=False)
 

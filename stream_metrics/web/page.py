@@ -27,6 +27,7 @@ MAX_VIEWERS: Final = 32
 STREAM: Final = "/api/stream"
 
 _SPACING_SECONDS: Final = 0.25
+_PART_SECONDS: Final = 0.02
 _HEARTBEAT_SECONDS: Final = 5.0
 _READINESS_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 1.0
@@ -128,7 +129,7 @@ class Page:
                     news.insert(0, ("status", {"not_ready": not_ready, **_now()}))
                 if news:
                     yield b"".join(_event(name, told) for name, told in news)
-                    self._stopping.wait(_SPACING_SECONDS)
+                    self._stopping.wait(_PART_SECONDS if viewer.is_owed else _SPACING_SECONDS)
                 self._board.wait(viewer, _READINESS_SECONDS)
         finally:
             self._leave()

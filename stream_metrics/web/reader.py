@@ -135,7 +135,7 @@ class Reader:
         has_been_filled = False
         while not self._stopping.is_set():
             first = consumer.poll(_POLL_SECONDS)
-            began = time.perf_counter()
+            began = time.thread_time()
             if first is not None:
                 self._take([first, *consumer.consume(_BATCH - 1, 0)], unread)
             if not unread:
@@ -153,7 +153,7 @@ class Reader:
                 if not self._complaint and _names(self._partitions(consumer)) != _names(places):
                     raise _AnewError("partitions were added")
             if first is not None:
-                self._stopping.wait(min(_REST * (time.perf_counter() - began), _MAX_REST_SECONDS))
+                self._stopping.wait(min(_REST * (time.thread_time() - began), _MAX_REST_SECONDS))
 
     def _forget(self) -> None:
         self._wanted.clear()

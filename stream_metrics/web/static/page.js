@@ -133,10 +133,10 @@ const TAKES = {
   },
   steps(told) {
     if (told.run !== state.selected?.run || told.scope !== state.selected?.scope) return;
-    const before = state.steps.length;
+    const highest = state.steps.last()?.step ?? -1;
     state.steps.take(told);
     state.hasSteps = true;
-    if (state.page && !told.whole) keepPage(state.steps.length - before);
+    if (state.page && !told.whole) keepPage(told.columns.step.filter((step) => step > highest).length);
     redraw("steps");
   },
 };

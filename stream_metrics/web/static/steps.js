@@ -14,11 +14,15 @@ export class Steps {
 
   // Takes a message of the stream: everything anew, or rows that come new or in place of older ones.
   take({ whole, columns }) {
-    if (whole || !this.columns.step) {
+    if (whole || !this.length) {
       this.columns = columns;
       return;
     }
     const names = Object.keys(columns);
+    if (columns.step.length && columns.step[columns.step.length - 1] < this.columns.step[0]) { // older ones, in one go
+      for (const name in this.columns) this.columns[name] = columns[name].concat(this.columns[name]);
+      return;
+    }
     for (let row = 0; row < columns.step.length; row++) {
       const place = this.place(columns.step[row]);
       const isThere = this.columns.step[place] === columns.step[row];
