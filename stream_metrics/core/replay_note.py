@@ -56,6 +56,7 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
         open_from: Smallest first offset of any window that is not closed; the committed offset where there is none.
         num_open: How many windows are not closed; -1 where the note doesn't say.
         fold: Version of the fold that wrote it.
+        topic_id: Id of the topic whose offsets these are; empty where the note doesn't say.
     """
 
     replay_from: int
@@ -67,6 +68,7 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
     open_from: int = 0
     num_open: int = -1
     fold: int = FOLD_VERSION
+    topic_id: str = ""
 
     def encode(self) -> str:
         """Returns the note as offset metadata, ASCII only."""
@@ -80,6 +82,7 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
             windows=self.windows,
             open_from=self.open_from,
             num_open=self.num_open,
+            topic_id=self.topic_id,
             floors=base64.b85encode(msgspec.msgpack.encode(self.floors)).decode("ascii"),
         )
         return msgspec.json.encode(wire).decode("ascii")
@@ -96,6 +99,7 @@ class _Wire(msgspec.Struct, kw_only=True):
     floors: str
     open_from: int = 0
     num_open: int = -1
+    topic_id: str = ""
 
 
 class _Version(msgspec.Struct):
@@ -138,6 +142,7 @@ def decode_note(metadata: str | None) -> ReplayNote:
         windows=wire.windows,
         open_from=wire.open_from,
         num_open=wire.num_open,
+        topic_id=wire.topic_id,
         floors=floors,
     )
 

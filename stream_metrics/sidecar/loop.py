@@ -38,6 +38,7 @@ from stream_metrics.sidecar.errors import (
     refused,
 )
 from stream_metrics.sidecar.health import Health
+from stream_metrics.sidecar.input_topic import InputTopic, made_anew
 from stream_metrics.sidecar.membership import member_with
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
@@ -112,6 +113,7 @@ class Sidecar:
         self._consumer: Consumer = None  # type: ignore[assignment]  # made by each start
         self._transactions: Transactions = None  # type: ignore[assignment]
         self._takeover: Takeover = None  # type: ignore[assignment]
+        self._input_topic: InputTopic = None  # type: ignore[assignment]
 
     def stop(self) -> None:
         """Asks for an end: the transaction is finished, the group left, `run` returns. Safe in a signal handler."""
@@ -201,6 +203,7 @@ class Sidecar:
         topics = Topics(settings, lambda: self._is_stopping, self._health.turn, self._pause)
         topics.prepare()
         self._dead_letter_bytes = topics.dead_letter_max_bytes()
+        self._input_topic = topics.input_topic()
         # The identity first: a predecessor's open transaction would hold up the committed offsets.
         self._health.not_ready = "waiting for the transaction coordinator"
         self._transactions = Transactions(
@@ -216,7 +219,7 @@ class Sidecar:
         self._member_id = ""
         self._consumer = Consumer(self._consumer_config(), logger=logs.CLIENT_LOGGER)
         self._takeover = Takeover(
-            settings, self._consumer, self._metrics, self._monotonic, self._pause, self._must_stop
+            settings, self._consumer, self._input_topic, self._metrics, self._monotonic, self._pause, self._must_stop
         )
         self._consumer.subscribe(
             [settings.input_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -399,6 +402,7 @@ class Sidecar:
     def _tick(self, now: float) -> None:
         if self._health.is_broker_away:
             self._look_for_broker()
+        self._look_at_topic(now)
         for owned in list(self._owned.values()):
             if owned.is_restoring:
                 if now - owned.began_at > RESTORE_STALL_SECONDS and owned.next_offset < owned.committed:
@@ -424,6 +428,15 @@ class Sidecar:
         _, high = self._takeover.watermarks(owned.partition)
         if high < owned.committed:
             raise StateRefusedError(_made_anew(owned.topic, owned.partition, owned.committed, high))
+
+    def _look_at_topic(self, now: float) -> None:
+        """A topic made anew under us is another log, even where it goes on beyond our offsets."""
+        topic_id = self._input_topic.look(now)
+        for owned in self._owned.values():
+            if topic_id and owned.topic_id and topic_id != owned.topic_id:
+                if owned.next_offset:
+                    raise StateRefusedError(made_anew(owned.topic, topic_id, owned.topic_id, owned.next_offset))
+                owned.topic_id = topic_id  # nothing had been read of it
 
     def _look_for_split_runs(self) -> None:
         if len(self._owned) < 2:

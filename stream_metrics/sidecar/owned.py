@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from confluent_kafka import TopicPartition
 
 from stream_metrics.core.effects import Effect, Notice, Publish
@@ -33,6 +34,7 @@ class Owned:
         pending: What is asked for and not committed.
         notices: What is to be told to the operator.
         lost_windows: Windows that must be closed because the log no longer holds all of them.
+        topic_id: Which topic of its name it is a partition of; empty where the broker doesn't say.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Owned:
         committed: int,
         note: ReplayNote | None,
         timers: Timers,
+        topic_id: str = "",
         is_cut: bool = False,
         accept_changed: bool = False,
         now: float = 0.0,
     ) -> None:
         self.topic = topic
         self.partition = partition
+        self.topic_id = topic_id
         self.timers = timers
         self.committed = committed
         self.pending: list[Effect] = []
@@ -169,6 +173,5 @@ class Owned:
 
     def offset_to_commit(self) -> TopicPartition:
         """Returns the position with its replay note."""
-        return TopicPartition(
-            self.topic, self.partition, self.next_offset, metadata=self.fold.note(self.next_offset).encode()
-        )
+        note = msgspec.structs.replace(self.fold.note(self.next_offset), topic_id=self.topic_id)
+        return TopicPartition(self.topic, self.partition, self.next_offset, metadata=note.encode())

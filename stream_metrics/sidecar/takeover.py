@@ -11,6 +11,7 @@ from stream_metrics.config import Settings
 from stream_metrics.core.replay_note import NoteError, ReplayNote, decode_note
 from stream_metrics.sidecar import logs
 from stream_metrics.sidecar.errors import Meaning, RestartError, StateRefusedError, StoppingError, meaning
+from stream_metrics.sidecar.input_topic import InputTopic, made_anew
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.timers import Timers
@@ -26,6 +27,7 @@ class Takeover:
     Args:
         settings: All settings.
         consumer: The group's member.
+        input_topic: Tells which topic of its name it is.
         metrics: The sidecar's own metrics.
         monotonic: Seconds that never jump.
         pause: Sleeps for some seconds.
@@ -36,6 +38,7 @@ class Takeover:
         self,
         settings: Settings,
         consumer: Consumer,
+        input_topic: InputTopic,
         metrics: SelfMetrics,
         monotonic: Callable[[], float],
         pause: Callable[[float], None],
@@ -44,6 +47,7 @@ class Takeover:
         self._settings = settings
         self._fold_settings = settings.fold()
         self._consumer = consumer
+        self._input_topic = input_topic
         self._metrics = metrics
         self._monotonic = monotonic
         self._pause = pause
@@ -53,13 +57,14 @@ class Takeover:
         """Returns the partitions as they begin, in their order.
 
         Raises:
-            StateRefusedError: An offset was committed by something else.
+            StateRefusedError: An offset was committed by something else, or of another topic of this name.
             RestartError: The broker doesn't answer.
             StoppingError: A stop was asked for while waiting.
         """
+        topic_id = self._patiently(self._input_topic.id)
         committed = self._committed(partitions)
         has_history = any(one.offset >= 0 for one in committed) or self._group_has_history()
-        return [self._own(one, has_history) for one in sorted(committed, key=lambda one: one.partition)]
+        return [self._own(one, topic_id, has_history) for one in sorted(committed, key=lambda one: one.partition)]
 
     def watermarks(self, partition: int) -> tuple[int, int]:
         """Returns the first offset that the log holds and the end of what is committed in it."""
@@ -67,7 +72,7 @@ class Takeover:
         answer = self._patiently(lambda: self._consumer.get_watermark_offsets(at, timeout=CALL_SECONDS))
         return cast(tuple[int, int], answer)
 
-    def _own(self, committed: TopicPartition, has_history: bool) -> Owned:
+    def _own(self, committed: TopicPartition, topic_id: str, has_history: bool) -> Owned:
         settings = self._settings
         low, high = self.watermarks(committed.partition)
         note: ReplayNote | None = None
@@ -76,6 +81,8 @@ class Takeover:
             start = high if settings.start == "latest" and not has_history else low
         else:
             note = self._note(committed)
+            if note is not None:
+                self._check_topic(committed, note, topic_id)
             start = committed.offset if note is None else note.replay_from
         is_cut = start < low
         if is_cut:
@@ -88,6 +95,7 @@ class Takeover:
             # Without a note of ours nothing is committed yet, and the first commit comes at once.
             committed=committed.offset if note is not None else -1,
             note=note,
+            topic_id=topic_id,
             timers=Timers(settings.idle_timeout_seconds, settings.close_grace_seconds),
             is_cut=is_cut,
             accept_changed=settings.accept_changed_replay,
@@ -107,6 +115,14 @@ class Takeover:
                 ) from None
             logs.warning("adopted an offset that isn't ours", offset=where, why=str(error))
             return None
+
+    def _check_topic(self, committed: TopicPartition, note: ReplayNote, topic_id: str) -> None:
+        if not note.topic_id or not topic_id or note.topic_id == topic_id or committed.offset == 0:
+            return  # the same, or one of them isn't known, or nothing had been read of it
+        message = made_anew(committed.topic, topic_id, note.topic_id, committed.offset)
+        if not self._settings.accept_changed_replay:
+            raise StateRefusedError(message)
+        logs.warning("went on in another topic, as told", partition=committed.partition, why=message)
 
     def _say_cut(self, committed: TopicPartition, start: int, low: int) -> None:
         self._metrics.lost_records.inc(low - start)

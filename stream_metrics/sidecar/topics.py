@@ -18,6 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # names that 
 from stream_metrics.config import Settings
 from stream_metrics.sidecar import logs
 from stream_metrics.sidecar.errors import KafkaRefusedError, Meaning, StoppingError, meaning, refused
+from stream_metrics.sidecar.input_topic import InputTopic
 
 _CALL_SECONDS: Final = 1.0
 _DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
@@ -58,6 +59,10 @@ class Topics:
         self._check_rights()
         self._check_input()
         self._check_output()
+
+    def input_topic(self) -> InputTopic:
+        """Returns what tells the input topic from another one of its name."""
+        return InputTopic(self._admin, self._settings.input_topic)
 
     def dead_letter_max_bytes(self) -> int:
         """Returns the largest record that the dead-letter topic takes."""

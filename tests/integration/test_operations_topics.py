@@ -54,6 +54,46 @@ def test_a_topic_deleted_and_made_again_under_a_running_sidecar_is_noticed_and_r
     assert sidecar.results() == []  # neither step 1 of the old topic nor half of the new one's
 
 
+def test_a_topic_made_again_with_more_in_it_than_had_been_read_is_noticed_and_refused(sidecar: Operated) -> None:
+    topic = sidecar.deployment.input_topic
+    sidecar.start_ready()
+    sidecar.send(*([sample(1, 1.0)] * 3))
+    sidecar.wait_until_read()
+    sidecar.process.freeze()  # or it would find the new one while that is still shorter
+    sidecar.delete_topic(topic)
+    sidecar.make_topic(topic)
+    sidecar.send(*([sample(1, 0.0)] * 10))  # so its client reads on from offset 3 as if nothing had been
+    sidecar.process.thaw()
+    assert sidecar.process.wait_until_ended(60) == 5, sidecar.process.told()
+    (line,) = (line for line in sidecar.process.log() if line["level"] == "error")
+    assert f"{topic} was made anew" in line["message"] and "--group-id" in line["message"]
+    assert sidecar.results() == []
+
+
+def test_a_topic_made_again_with_the_same_in_it_is_refused_and_gone_on_in_where_that_is_wanted(
+    sidecar: Operated,
+) -> None:
+    events = [sample(1, 1.0)] * 3
+    sidecar.start_ready()
+    sidecar.send(*events)
+    sidecar.wait_until_read()
+    assert sidecar.process.terminate() == 0
+    topic, note = sidecar.deployment.input_topic, sidecar.deployment.committed_note()
+    sidecar.delete_topic(topic)
+    sidecar.make_topic(topic)
+    sidecar.send(*events)
+    sidecar.commit_as_somebody_else(3, note)  # as in a copy of the cluster
+    sidecar.start()
+    assert sidecar.process.wait_until_ended() == 5, sidecar.process.told()
+    (line,) = (line for line in sidecar.process.log() if line["level"] == "error")
+    assert f"{topic} was made anew" in line["message"] and "--accept-changed-replay" in line["message"]
+    sidecar.start_ready(accept_changed_replay=True)
+    sidecar.send(close(1))
+    (result,) = sidecar.wait_for_results(1)
+    assert result.metrics["rollout/num_training_samples"] == 3
+    sidecar.restart()  # the topic that it is now has been committed
+
+
 def test_a_topic_that_is_gone_makes_the_sidecar_not_ready(stoppable_broker: Broker, tmp_path: Path) -> None:
     with operated(stoppable_broker.bootstrap, tmp_path) as sidecar:
         topic = sidecar.deployment.input_topic

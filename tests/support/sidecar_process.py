@@ -229,6 +229,12 @@ class Deployment:
         answered = wait_until(answer, "committed offsets")
         return {one.partition: max(one.offset, -1) for one in answered}
 
+    def committed_note(self, partition: int = 0) -> str:
+        """Returns the metadata of a committed offset."""
+        (answered,) = self._watcher("read_committed").committed([TopicPartition(self.input_topic, partition)], 30)
+        assert answered.metadata
+        return str(answered.metadata)
+
     def ends(self) -> dict[int, int]:
         """Returns the end of each input partition, open transactions included."""
         return {partition: self.end_of(self.input_topic, partition) for partition in range(self.partitions)}

@@ -31,6 +31,7 @@ NOTE = ReplayNote(
     settings="0123456789abcdef",
     windows="fedcba9876543210",
     floors=(Floor(name_hash("a", "rollout"), 2, 40, (10**12,)), Floor(name_hash("b", "eval/x"))),
+    topic_id="UxrUEg3NT-KN7Fue5C9iyw",
 )
 
 
@@ -154,6 +155,12 @@ def test_a_note_of_a_newer_fold_says_what_to_do() -> None:
 
 def test_a_field_that_a_later_version_adds_is_skipped() -> None:
     assert decode_note(_changed(more=1)) == NOTE
+
+
+def test_a_note_from_before_topics_had_ids_is_read() -> None:
+    fields = json.loads(NOTE.encode())
+    del fields["topic_id"]
+    assert decode_note(json.dumps(fields)) == msgspec.structs.replace(NOTE, topic_id="")
 
 
 def test_run_and_scope_are_told_apart_in_a_name() -> None:

@@ -74,6 +74,13 @@ def test_the_next_offset_is_behind_the_newest_record() -> None:
     assert owned.has_moved
 
 
+def test_the_note_of_a_commit_says_which_topic_it_is_of() -> None:
+    owned = _owned()
+    owned.topic_id = "A"
+    owned.reach_end(9)
+    assert decode_note(owned.offset_to_commit().metadata).topic_id == "A"
+
+
 def test_control_records_behind_the_newest_record_count_as_read() -> None:
     owned = _owned()
     owned.reach_end(9)
