@@ -389,12 +389,12 @@ class Board:
         if viewer.change != self._change or viewer.epoch != self._epoch:
             oldest = self._changes[0][0] if self._changes else self._change + 1
             is_whole = viewer.epoch != self._epoch or viewer.change < oldest - 1
-            changed: dict[Series, list[int]] = {}
+            changed: dict[Series, set[int]] = {}
             if not is_whole:
                 for change, series, step in reversed(self._changes):
                     if change <= viewer.change:
                         break
-                    changed.setdefault(series, []).append(step)
+                    changed.setdefault(series, set()).add(step)
             viewer.epoch, viewer.change = self._epoch, self._change
             yield self._runs(self._series.values() if is_whole else changed, is_whole=is_whole)
             yield from self._steps(viewer, changed, is_whole=is_whole)
@@ -416,7 +416,7 @@ class Board:
             "unreadable": self._unreadable,
         }
 
-    def _steps(self, viewer: Viewer, changed: dict[Series, list[int]], *, is_whole: bool) -> Iterator[News]:
+    def _steps(self, viewer: Viewer, changed: dict[Series, set[int]], *, is_whole: bool) -> Iterator[News]:
         if viewer.is_all:
             for series, steps in changed.items():
                 yield _steps_of(series, series.some(sorted(steps)), is_whole=False)
