@@ -55,9 +55,16 @@ class Page:
         settings: All settings.
         version: The program's.
         readiness: Tells what keeps the sidecar from being ready, "" for nothing.
+        make_reader: Makes what fills the board.
     """
 
-    def __init__(self, settings: Settings, version: str, readiness: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        version: str,
+        readiness: Callable[[], str],
+        make_reader: Callable[[Settings, Board, Callable[[], int]], Reader] = Reader,
+    ) -> None:
         self._readiness = readiness
         self._board = Board()
         self._viewers = 0
@@ -74,13 +81,7 @@ class Page:
             "step_columns": [name for name, _ in COLUMNS],
             "open_columns": OPEN_COLUMNS,
         }
-        self._reader = Reader(
-            settings.client_config(),
-            settings.output_topic,
-            settings.dead_letter_topic,
-            self._board,
-            lambda: self._viewers,
-        )
+        self._reader = make_reader(settings, self._board, lambda: self._viewers)
         self.streams: Mapping[str, Callable[[str], Iterator[bytes]]] = {STREAM: self.stream}
 
     def take_open(self, windows: list[Window]) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from stream_metrics.config import Settings
 from stream_metrics.core.record import Headers
 from stream_metrics.web.board import MAX_LETTERS, Board
 
@@ -60,9 +61,7 @@ class Reader:
     """Reads on a thread of its own until stopped.
 
     Args:
-        client_config: How to reach the broker.
-        output_topic: Topic of results.
-        dead_letter_topic: Topic of records set aside.
+        settings: How to reach the broker, and the topics.
         board: What is filled.
         num_viewers: Tells how many look.
         clock: Tells seconds.
@@ -70,16 +69,14 @@ class Reader:
 
     def __init__(
         self,
-        client_config: Mapping[str, Any],
-        output_topic: str,
-        dead_letter_topic: str,
+        settings: Settings,
         board: Board,
         num_viewers: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client_config = client_config
-        self._output_topic = output_topic
-        self._dead_letter_topic = dead_letter_topic
+        self._client_config = settings.client_config()
+        self._output_topic = settings.output_topic
+        self._dead_letter_topic = settings.dead_letter_topic
         self._board = board
         self._num_viewers = num_viewers
         self._clock = clock
