@@ -65,16 +65,17 @@ class SampleFields(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
         values: Further numbers by name.
     """
 
+    # In the order in which they mostly come: the decoder looks for a name behind the one before.
     group_index: Identifier | None = None
+    index: int | None = None
     rollout_id: Identifier | None = None
     position: int | None = None
-    index: int | None = None
     sample_id: Identifier | None = None
     reward: float | bool | dict[str, Any] | None = None
-    metadata: Metadata | None = None
     response_length: int | None = None
-    effective_response_length: int | None = None
     status: str | None = None
+    metadata: Metadata | None = None
+    effective_response_length: int | None = None
     data_source: str | None = None
     weight_versions: list[Identifier] | None = None
     values: dict[str, Any] | None = None
@@ -83,8 +84,8 @@ class SampleFields(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
 class Sample(SampleFields, gc=False, kw_only=True, omit_defaults=True, tag_field="type", tag="sample"):
     """One training sample of a step."""
 
-    step: Step
     run_id: Name | None = DEFAULT_RUN_ID
+    step: Step
     scope: Name | None = DEFAULT_SCOPE
     attempt: Step | None = 0
 

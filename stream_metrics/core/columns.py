@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
 from stream_metrics.core.named import ABSENT, NOT_FINITE, NamedNumbers, NamedSamples, number_of
+from stream_metrics.core.packed import NOT_PACKED, doubles, integers
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.events import MAX_INTEGER, Identifier, SampleFields
 
@@ -75,7 +76,6 @@ class Columns:
         components: The numbers in reward objects by name; None while there is none.
         sources: The samples by `data_source`; None while none has one.
         rollout_group: Per rollout, the number of its group.
-        groups: From `group_index` to the group's number.
         num_raw_rewards: Samples that carry `metadata.raw_reward`, whatever it holds.
         num_mixed_versions: Samples with more than one distinct weight version.
         num_invalid_versions: Samples with such a number that isn't in `oldest_version`.
@@ -92,7 +92,6 @@ class Columns:
         "_sample_ids",
         "components",
         "first_has_raw_reward",
-        "groups",
         "length",
         "num_invalid_versions",
         "num_mixed_versions",
@@ -123,18 +122,22 @@ class Columns:
         self.components: NamedNumbers | None = None
         self.sources: NamedSamples | None = None
         self.rollout_group = array("i")
-        self.groups: dict[Identifier | None, int] = {}
         self.num_raw_rewards = 0
         self.num_mixed_versions = 0
         self.num_invalid_versions = 0
         self.first_has_raw_reward = False
         self._first_position: int | None = None
-        self._by_rollout_id: list[dict[Identifier, int]] = []
+        self._by_rollout_id = _Groups(self.rollout_group)
         self._by_index: dict[int, dict[int, int]] = {}
         self._sample_ids: set[Identifier] | None = None
 
     def __len__(self) -> int:
         return len(self.rollout)
+
+    @property
+    def groups(self) -> dict[Identifier | None, int]:
+        """From `group_index` to the group's number. Cost: O(groups)."""
+        return {group_index: rollouts.group for group_index, rollouts in self._by_rollout_id.items()}
 
     def has_new(self, samples: Sequence[SampleFields]) -> bool:
         """Returns whether `extend` would take at least one of the samples."""
@@ -160,11 +163,11 @@ class Columns:
 
         Cost: O(rollouts). For people who look into a window; nothing that is computed needs it.
         """
-        group_indices = list(self.groups)
+        group_indices = list(self._by_rollout_id)
         made = [RolloutKey("position", group_indices[group], None) for group in self.rollout_group]
-        for group, by_rollout_id in enumerate(self._by_rollout_id):
-            for rollout_id, number in by_rollout_id.items():
-                made[number] = RolloutKey("rollout", group_indices[group], rollout_id)
+        for group_index, rollouts in self._by_rollout_id.items():
+            for rollout_id, number in rollouts.items():
+                made[number] = RolloutKey("rollout", group_index, rollout_id)
         for group, by_index in self._by_index.items():
             for index, number in by_index.items():
                 made[number] = RolloutKey("sample", group_indices[group], index)
@@ -196,13 +199,10 @@ class Columns:
         self.reward.append(reward)
         self.length.append(length)
         statuses.append(_STATUS_CODES.get(sample.status, _OTHER_STATUS))
-        group = self.groups.get(sample.group_index)
-        identity = sample.rollout_id
-        number = None if group is None or identity is None else self._by_rollout_id[group].get(identity)
-        if number is None:
+        if sample.rollout_id is None:
             self._take_rollouts((sample,))
         else:
-            self.rollout.append(number)
+            self.rollout.append(self._by_rollout_id[sample.group_index][sample.rollout_id])
         return True
 
     def _take_row(self, samples: Sequence[SampleFields]) -> int:
@@ -263,42 +263,24 @@ class Columns:
             self.sources.extend([None] * count)
 
     def _take_rollouts(self, samples: Sequence[SampleFields]) -> None:
-        groups, by_rollout_id, by_index = self.groups, self._by_rollout_id, self._by_index
-        rollout_group = self.rollout_group
-        numbers: list[int] = []
-        take = numbers.append
-        last: object = _NO_GROUP
-        group = 0
-        ids: dict[Identifier, int] = {}
-        for sample in samples:
-            group_index = sample.group_index
-            if group_index != last:  # neighbours are often of one group
-                last = group_index
-                found = groups.get(group_index)
-                if found is None:
-                    found = groups[group_index] = len(by_rollout_id)
-                    by_rollout_id.append({})
-                group = found
-                ids = by_rollout_id[group]
-            identity = sample.rollout_id
-            if identity is not None:
-                number = ids.get(identity)
-                if number is None:
-                    number = ids[identity] = len(rollout_group)
-                    rollout_group.append(group)
-            elif sample.index is not None:
-                indices = by_index.get(group)
-                if indices is None:
-                    indices = by_index[group] = {}
-                number = indices.get(sample.index)
-                if number is None:
-                    number = indices[sample.index] = len(rollout_group)
-                    rollout_group.append(group)
-            else:  # its place in the log is its own: a rollout of one sample
-                number = len(rollout_group)
-                rollout_group.append(group)
-            take(number)
-        self.rollout.extend(array("i", numbers))
+        groups = self._by_rollout_id
+        try:
+            self.rollout.extend(integers([groups[sample.group_index][sample.rollout_id] for sample in samples], "i"))
+        except KeyError:  # one has no rollout_id
+            self.rollout.extend(array("i", map(self._number_of, samples)))
+
+    def _number_of(self, sample: SampleFields) -> int:
+        """Returns the number of a sample's rollout, a new one where it is new."""
+        rollouts = self._by_rollout_id[sample.group_index]
+        if sample.rollout_id is not None:
+            return rollouts[sample.rollout_id]
+        if sample.index is None:  # its place in the log is its own: a rollout of one sample
+            return rollouts.new()
+        by_index = self._by_index.setdefault(rollouts.group, {})
+        number = by_index.get(sample.index)
+        if number is None:
+            number = by_index[sample.index] = rollouts.new()
+        return number
 
     def _take_rewards(self, samples: Sequence[SampleFields], before: int) -> None:
         rewards = [sample.reward for sample in samples]
@@ -438,7 +420,40 @@ class Columns:
             self.values.take_numbers(values, before)
 
 
-_NO_GROUP: Final = object()
+class _Rollouts(dict[Identifier | None, int]):
+    """The rollouts of one group, from `rollout_id` to number; one that is new is numbered when it is asked for."""
+
+    __slots__ = ("_rollout_group", "group")
+
+    def __init__(self, group: int, rollout_group: array[int]) -> None:
+        self.group = group
+        self._rollout_group = rollout_group
+
+    def __missing__(self, rollout_id: Identifier | None) -> int:
+        if rollout_id is None:
+            raise KeyError
+        number = self[rollout_id] = len(self._rollout_group)
+        self._rollout_group.append(self.group)
+        return number
+
+    def new(self) -> int:
+        """Returns the number of one more rollout."""
+        number = len(self._rollout_group)
+        self._rollout_group.append(self.group)
+        return number
+
+
+class _Groups(dict[Identifier | None, _Rollouts]):
+    """From `group_index` to the group's rollouts, made when they are asked for; groups are numbered in this order."""
+
+    __slots__ = ("_rollout_group",)
+
+    def __init__(self, rollout_group: array[int]) -> None:
+        self._rollout_group = rollout_group
+
+    def __missing__(self, group_index: Identifier | None) -> _Rollouts:
+        made = self[group_index] = _Rollouts(len(self), self._rollout_group)
+        return made
 
 
 def _is_plain(samples: Sequence[SampleFields]) -> bool:
@@ -465,17 +480,17 @@ def _all_none(items: Sequence[object]) -> bool:
 def _finite(numbers: Sequence[Any]) -> array[float] | None:
     """Returns numbers and booleans as an array, or None where one is no number or their sum isn't finite."""
     try:
-        made = array("d", numbers)
+        made = doubles(numbers)
         return made if math.isfinite(sum(numbers)) else None
-    except (TypeError, OverflowError):  # no number; an integer past a double
+    except NOT_PACKED:  # no number; an integer past a double
         return None
 
 
 def _integers(numbers: Sequence[int | None]) -> array[int] | None:
     """Returns integers as an array, or None where one is None or past 64 bits."""
     try:
-        return array("q", numbers)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):
+        return integers(numbers)
+    except NOT_PACKED:
         return None
 
 
@@ -487,8 +502,8 @@ def _single_versions(versions: Sequence[list[Identifier] | None]) -> array[int] 
     if len(numbers) != len(versions):
         return None
     try:
-        return array("q", numbers)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):
+        return integers(numbers)
+    except NOT_PACKED:
         return None
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from stream_metrics.core.exact import Bools, Ints
+from stream_metrics.core.packed import NOT_PACKED, doubles, integers
 
 MAX_NAME_LENGTH: Final = 128
 OTHER: Final = "other"
@@ -184,11 +185,11 @@ class NamedNumbers:
                 return False
             for name in first:
                 values = [by_name[name] for by_name in numbers]  # type: ignore[index]
-                column = array("d", values)
+                column = doubles(values)
                 if not math.isfinite(sum(values)):
                     return False
                 made.append((name, column))
-        except (TypeError, KeyError, OverflowError):  # None or no number, another name, an integer past a double
+        except (KeyError, *NOT_PACKED):  # None or no number, another name, an integer past a double
             return False
         for name, column in made:
             place = self._place(name, len(column))
@@ -233,8 +234,8 @@ class NamedSamples:
         """Takes one name a sample."""
         find = self._codes.get
         try:
-            self.code.extend(array("i", list(map(find, names))))  # type: ignore[arg-type]
-        except TypeError:  # None stands for a name without a place
+            self.code.extend(integers(list(map(find, names)), "i"))
+        except NOT_PACKED:  # None stands for a name without a place
             self.code.extend(array("i", map(self._code_of, names)))
 
     @property
