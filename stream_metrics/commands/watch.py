@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ _STEPS: Final = "2000"
 """Closed steps asked for; no terminal shows more."""
 
 _FIRST_LINES: Final = 20
+_MAX_SAID: Final = 20_000
 _UP: Final = ("\x1b[A", "\x1bOA", "k", "p")
 _DOWN: Final = ("\x1b[B", "\x1bOB", "j", "n", "\t")
 _END: Final = ("q", "Q", "\x03", "\x04")
@@ -69,7 +71,8 @@ class _Lines:
         self._selected = selected
         self._changed = changed
         self._ended = ended
-        self._is_begun = False
+        self._wholes = 0
+        self._said: OrderedDict[Any, Any] = OrderedDict()
         self._letters: list[Row] | None = None
         self._is_lost_said = False
         self._is_plain = not (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
@@ -94,11 +97,11 @@ class _Lines:
         with watcher.lock:
             known, lost, connections = watcher.known, watcher.lost, watcher.connections
             rows, known.fresh = known.fresh, []
-            if not self._is_begun and known.share is None and (known.runs or rows):
-                self._is_begun = True
-                if self._selected is None:
-                    newest = known.newest_runs()[:_FIRST_LINES]
-                    rows = [{**known.runs[key]} for key in reversed(newest) if key in known.runs] + rows
+            if known.wholes != self._wholes and self._selected is None:
+                newest = known.newest_runs()[:_FIRST_LINES]
+                rows = [known.runs[key] for key in reversed(newest) if key in known.runs] + rows
+            self._wholes = known.wholes
+            rows = [row for row in rows if self._is_new(row)]
             lines = [terminal.line(row, known.reasons) for row in rows]
             lines += self._new_letters(known.letters) if known.share is None else []
         if lost and lost != "connecting" and not self._is_lost_said:
@@ -111,6 +114,17 @@ class _Lines:
             print(terminal.plain(line) if self._is_plain else line)
         if lines:
             sys.stdout.flush()
+
+    def _is_new(self, row: Row) -> bool:
+        """Returns whether a step hasn't been written so: after a new connection they all come again."""
+        key = row["run"], row["scope"], row["step"]
+        told = [row[name] for name in ("attempt", "samples", "flags", "late")]
+        if self._said.get(key) == told:
+            return False
+        self._said[key] = told
+        if len(self._said) > _MAX_SAID:
+            self._said.popitem(last=False)
+        return True
 
     def _new_letters(self, letters: list[Row]) -> list[str]:
         """Returns a line for each dead letter that wasn't there at the last look, or at the first."""

@@ -40,6 +40,7 @@ class Known:
     Attributes:
         runs: The last closed step of each run and scope.
         steps: The newest closed steps of the selected one, by step.
+        wholes: How often all runs have been told anew.
         fresh: Steps that closed since the last look at them, of any run where those of all are streamed.
         open: Open steps of the replica that answers.
         letters: Dead letters, oldest first.
@@ -51,6 +52,7 @@ class Known:
     """
 
     runs: dict[RunKey, Row] = field(default_factory=dict)
+    wholes: int = 0
     steps: dict[int, Row] = field(default_factory=dict)
     fresh: list[Row] = field(default_factory=list)
     open: list[Row] = field(default_factory=list)
@@ -86,6 +88,7 @@ class Known:
         self.reasons = told["reasons"]
         if told["whole"]:
             self.runs.clear()
+            self.wholes += 1
         columns = ("run", "scope", "steps", *self.hello["step_columns"])
         for row in told["rows"]:
             self.runs[row[0], row[1]] = dict(zip(columns, row, strict=False))
