@@ -382,8 +382,11 @@ class Sidecar:
                 raise RestartError(LATE_JOIN)
             raise self._replaced()
         if meaning(error) is Meaning.REFUSED:
-            raise refused(error, "consuming")
+            raise refused(error, self._as_a_member())
         raise RestartError(f"the consumer is done for: {error.str()}")
+
+    def _as_a_member(self) -> str:
+        return f"reading {self._settings.input_topic!r} in group {self._settings.group_id!r}"
 
     def _replaced(self) -> FencedError:
         return FencedError(
@@ -749,7 +752,7 @@ class Sidecar:
         if isinstance(failure, KafkaException):
             error: KafkaError = failure.args[0]
             if meaning(error) is Meaning.REFUSED:
-                raise refused(error, "taking partitions over")
+                raise refused(error, self._as_a_member())
             raise RestartError(f"a rebalance failed: {error.str()}")
         raise failure
 

@@ -46,7 +46,10 @@ class Topics:
         self._turn = turn
         self._pause = pause
         self._said_not_yet: set[str] = set()
-        self._admin = AdminClient({"log_level": 2, **settings.client_config()}, logger=logs.CLIENT_LOGGER)
+        self._client_says: KafkaError | None = None
+        self._admin = AdminClient(
+            {"log_level": 2, **settings.client_config(), "error_cb": self._on_error}, logger=logs.CLIENT_LOGGER
+        )
 
     def prepare(self) -> None:
         """Returns when all three topics are there and usable.
@@ -96,10 +99,21 @@ class Topics:
         try:
             there = self._admin.list_topics(timeout=_CALL_SECONDS).topics
         except KafkaException as error:
-            if meaning(error.args[0]) is Meaning.REFUSED:
-                raise refused(error.args[0], "listing the topics") from None
-            return str(error.args[0].str())
+            # The call itself says no more than that nobody answers; why is told beside it.
+            self._admin.poll(0)
+            why, self._client_says = self._client_says, None
+            if why is None:
+                why = error.args[0]
+            if meaning(why) is Meaning.REFUSED:
+                raise refused(why, f"asking {self._settings.bootstrap_servers} for the topics") from None
+            return why.str().partition(" (after ")[0]  # how long it took would make a new line of each try
         return [topic for topic in wanted if topic not in there or there[topic].error is not None]
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            return
+        if self._client_says is None or meaning(self._client_says) is not Meaning.REFUSED:
+            self._client_says = error
 
     def _create(self, missing: list[str]) -> None:
         settings = self._settings

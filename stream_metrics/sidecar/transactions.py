@@ -284,7 +284,7 @@ class Transactions:
         if meaning(error) is Meaning.FENCED:
             raise RestartError(LATE_JOIN) from None  # see is_ours: another replica would have kept us from aborting
         if meaning(error) is Meaning.REFUSED:
-            raise refused(error, "committing a transaction") from None
+            raise refused(error, f"transacting as {self.transactional_id!r}") from None
         if too_large or error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             raise TooLargeError(", ".join(sorted(set(too_large)))) from None
         raise AbortedError(error.str()) from None
@@ -312,7 +312,7 @@ class Transactions:
                 kafka_error = client_error(error)
                 if not kafka_error.retriable():
                     if meaning(kafka_error) is Meaning.REFUSED and not kafka_error.txn_requires_abort():
-                        raise refused(kafka_error, f"calling {function.__name__}") from None
+                        raise refused(kafka_error, f"transacting as {self.transactional_id!r}") from None
                     raise
                 if tries is not None:
                     tries -= 1

@@ -1,9 +1,10 @@
 """Finds or starts a real Kafka broker for tests: one given by the environment, a container, or a plain Java process.
 
-A broker that was started here keeps its port and its data over `stop` and `start`, and has three listeners. Clients
+A broker that was started here keeps its port and its data over `stop` and `start`, and has four listeners. Clients
 come through one, the broker reaches itself through the second: with only one, whose address is the published one, a
 broker in a container can't reach itself, and every transaction hangs. The third one is published at an address where
 nobody listens until a test puts a proxy there: clients follow what is published, so all they say then goes through it.
+Who comes through the fourth has a name and a password, and may do only what he was given; the others may do all.
 """
 
 from __future__ import annotations
@@ -35,15 +36,26 @@ LOCAL_IMAGE = "stream-metrics/kafka:4.1.0"  # what `make image` builds
 
 _POM = Path(__file__).parents[1] / "kafka-image" / "pom.xml"
 _JVM_FLAGS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # a broker that starts fast and lives short
-_START_SECONDS = 90.0
+_START_SECONDS = 180.0
 _STOP_SECONDS = 30.0
+
+USER, PASSWORD = "somebody", "secret"
+"""Who comes through the listener that asks."""
 
 _SETTINGS = {
     "node.id": "1",
     "process.roles": "broker,controller",
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "BROKER",
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,BROKER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT",
+    "listener.security.protocol.map": (
+        "CONTROLLER:PLAINTEXT,BROKER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,SECURED:SASL_PLAINTEXT"
+    ),
+    "listener.name.secured.sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.secured.plain.sasl.jaas.config": (
+        f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+    ),
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
     "auto.create.topics.enable": "false",  # a wrong topic name is an error, not a new topic
     # A killed broker registers again only once its old session is over (9 s by default).
     "broker.session.timeout.ms": "3000",
@@ -72,6 +84,7 @@ class Broker(ABC):
         bootstrap: `bootstrap.servers` for clients; stays the same as long as the broker lives.
         proxied_bootstrap: Where a test's proxy listens, for clients whose every connection is to go through it.
         proxy_target: Where that proxy forwards to.
+        secured_bootstrap: Where clients say who they are.
         description: What it is, for people.
         can_be_stopped: Whether anything but `bootstrap` may be used.
     """
@@ -79,6 +92,7 @@ class Broker(ABC):
     bootstrap: str
     proxied_bootstrap: str
     proxy_target: str
+    secured_bootstrap: str
     description: str
     can_be_stopped: ClassVar[bool] = True
 
@@ -165,18 +179,20 @@ class ContainerBroker(Broker):
             os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
         from testcontainers.core.container import DockerContainer
 
-        port, proxied, proxy = _free_ports(3)
+        port, proxied, proxy, secured = _free_ports(4)
         self._container = DockerContainer(image)
         host = self._container.get_docker_client().host()
         host = "127.0.0.1" if host == "localhost" else host
         self.bootstrap = f"{host}:{port}"
         self.proxied_bootstrap = f"127.0.0.1:{proxy}"
         self.proxy_target = f"{host}:{proxied}"
+        self.secured_bootstrap = f"{host}:{secured}"
         self.description = f"a container of {image}"
         settings = _SETTINGS | {
-            "listeners": "PLAINTEXT://:9092,PROXIED://:9095,BROKER://:9094,CONTROLLER://:9093",
+            "listeners": "PLAINTEXT://:9092,PROXIED://:9095,SECURED://:9096,BROKER://:9094,CONTROLLER://:9093",
             "advertised.listeners": (
-                f"PLAINTEXT://{self.bootstrap},PROXIED://{self.proxied_bootstrap},BROKER://localhost:9094"
+                f"PLAINTEXT://{self.bootstrap},PROXIED://{self.proxied_bootstrap},SECURED://{self.secured_bootstrap},"
+                "BROKER://localhost:9094"
             ),
             "controller.quorum.voters": "1@localhost:9093",
             "log.dirs": "/var/lib/kafka/data",
@@ -186,6 +202,7 @@ class ContainerBroker(Broker):
         self._container.with_env("KAFKA_JVM_PERFORMANCE_OPTS", " ".join(_JVM_FLAGS[1:]))
         self._container.with_bind_ports(9092, port)
         self._container.with_bind_ports(9095, proxied)
+        self._container.with_bind_ports(9096, secured)
         self._is_paused = False
         try:
             self._container.start()
@@ -246,11 +263,14 @@ class ProcessBroker(Broker):
         self._properties = self._dir / "server.properties"
         self._log = self._dir / "log"
         self._process: subprocess.Popen[bytes] | None = None
-        clients, itself, controller, proxied, proxy = _free_ports(5)
+        clients, itself, controller, proxied, proxy, secured = _free_ports(6)
         self.bootstrap = f"127.0.0.1:{clients}"
         self.proxied_bootstrap = f"127.0.0.1:{proxy}"
         self.proxy_target = f"127.0.0.1:{proxied}"
-        listeners = f"PLAINTEXT://{self.bootstrap},BROKER://127.0.0.1:{itself},PROXIED://"
+        self.secured_bootstrap = f"127.0.0.1:{secured}"
+        listeners = (
+            f"PLAINTEXT://{self.bootstrap},BROKER://127.0.0.1:{itself},SECURED://{self.secured_bootstrap},PROXIED://"
+        )
         settings = _SETTINGS | {
             "listeners": f"{listeners}{self.proxy_target},CONTROLLER://127.0.0.1:{controller}",
             "advertised.listeners": f"{listeners}{self.proxied_bootstrap}",

@@ -632,12 +632,13 @@ class Weather:
             return False
         admin = AdminClient({"bootstrap.servers": self._broker.bootstrap, "log_level": 0})
         topic = self._deployed.input_topic
-        admin.create_partitions([NewPartitions(topic, count + 1)], request_timeout=30)[topic].result(30)
 
         def is_there() -> bool:
             with contextlib.suppress(KafkaException):
                 partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
-                return count in partitions and partitions[count].leader >= 0
+                if count in partitions:
+                    return partitions[count].leader >= 0
+                admin.create_partitions([NewPartitions(topic, count + 1)], request_timeout=10)[topic].result(30)
             return False
 
         wait_until(is_there, f"partition {count} of {topic}", _STALL_SECONDS)

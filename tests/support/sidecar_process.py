@@ -316,10 +316,11 @@ def deployment(bootstrap: str, folder: Path, partitions: int = 4, **settings: An
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    """Returns settings as flags."""
+    """Returns settings as flags: True for a switch, a list for a flag that may be repeated."""
     made = []
     for name, value in settings.items():
-        made += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        for one in value if isinstance(value, list) else [value]:
+            made += [f"--{name}"] if one is True else [f"--{name}", str(one)]
     return made
 
 

@@ -28,6 +28,7 @@ class FakeAdmin:
         rights: From topic to what we may do.
         refuse_create: Error code that creating a topic gives.
         list_errors: Error codes that the next listings give.
+        told_errors: Errors that the client tells of beside them.
     """
 
     def __init__(self) -> None:
@@ -39,12 +40,18 @@ class FakeAdmin:
         self.rights = {topic: {AclOperation.READ, AclOperation.WRITE} for topic in ALL}
         self.refuse_create: int | None = None
         self.list_errors: list[int] = []
+        self.told_errors: list[KafkaError] = []
+        self.tell: Callable[[KafkaError], None] = lambda _: None
         self.made: dict[str, tuple[int, dict[str, str]]] = {}
 
     def list_topics(self, timeout: float) -> Any:
         if self.list_errors:
             raise KafkaException(KafkaError(self.list_errors.pop(0)))
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None) for topic in self.config})
+
+    def poll(self, _: float) -> None:
+        for error in self.told_errors:
+            self.tell(error)
 
     def create_topics(self, new: list[Any], **_: Any) -> dict[str, Future[None]]:
         for one in new:
@@ -73,7 +80,12 @@ def _answer(value: Any, code: int | None = None) -> Future[Any]:
 @pytest.fixture
 def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     fake = FakeAdmin()
-    monkeypatch.setattr(topics, "AdminClient", lambda *_, **__: fake)
+
+    def make(config: dict[str, Any], **_: Any) -> FakeAdmin:
+        fake.tell = config["error_cb"]
+        return fake
+
+    monkeypatch.setattr(topics, "AdminClient", make)
     return fake
 
 
@@ -133,7 +145,7 @@ def test_a_broker_that_is_away_is_waited_for_and_said_once(admin: FakeAdmin, sai
 
 def test_wrong_credentials_are_not_waited_out(admin: FakeAdmin, said: list[str]) -> None:
     admin.list_errors = [KafkaError._AUTHENTICATION]
-    with pytest.raises(KafkaRefusedError, match="listing the topics"):
+    with pytest.raises(KafkaRefusedError, match="asking localhost:9092 for the topics"):
         _topics().prepare()
 
 
@@ -239,3 +251,26 @@ def test_the_largest_dead_letter_is_what_its_topic_says(admin: FakeAdmin, said: 
     assert _topics().dead_letter_max_bytes() == 5_000
     del admin.config["rollout-dead-letters"]["max.message.bytes"]
     assert _topics().dead_letter_max_bytes() == 1_048_588
+
+
+def test_a_broker_that_does_not_take_the_password_ends_the_wait_with_its_reason(admin: FakeAdmin) -> None:
+    admin.list_errors = [KafkaError._TRANSPORT]
+    admin.told_errors = [
+        KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: Invalid password (after 3ms in state UP)"),
+        KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"),
+    ]
+    with pytest.raises(KafkaRefusedError, match="Invalid password"):
+        _topics().prepare()
+
+
+def test_why_a_broker_is_not_reached_is_said_once_however_long_each_try_took(admin: FakeAdmin, said: list[str]) -> None:
+    admin.list_errors = [KafkaError._TRANSPORT] * 3
+    took = iter(range(9))
+
+    def tell(_: float) -> None:
+        admin.tell(KafkaError(KafkaError._SSL, f"SSL handshake failed: unknown CA (after {next(took)}ms in state UP)"))
+
+    admin.poll = tell  # type: ignore[method-assign]
+    _topics().prepare()
+    assert said[0] == "waiting for the broker at localhost:9092: SSL handshake failed: unknown CA"
+    assert len(said) == 2  # and that the topics are there
