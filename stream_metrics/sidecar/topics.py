@@ -47,9 +47,8 @@ class Topics:
         self._pause = pause
         self._said_not_yet: set[str] = set()
         self._client_says: KafkaError | None = None
-        self._admin = AdminClient(
-            {"log_level": 2, **settings.client_config(), "error_cb": self._on_error}, logger=logs.CLIENT_LOGGER
-        )
+        config: dict[str, Any] = {"log_level": 2, **settings.client_config(), "error_cb": self._on_error}
+        self._admin = AdminClient(config, logger=logs.CLIENT_LOGGER)
 
     def prepare(self) -> None:
         """Returns when all three topics are there and usable.
