@@ -57,10 +57,16 @@ def exact_sums(values: Floats, labels: Ints, num_labels: int) -> Floats:
     return _sums(values, labels, num_labels, np.bincount(labels, minlength=num_labels))[0]
 
 
-def exact_means(values: Floats, labels: Ints, num_labels: int) -> Floats:
+def exact_means(values: Floats, labels: Ints, num_labels: int, equal: tuple[Floats, Bools] | None = None) -> Floats:
     """Returns the mean of finite numbers under each label, NaN for none; never infinite.
 
     Shapes: (n,), (n,) -> (num_labels,). Cost: as `exact_sums`.
+
+    Args:
+        values: The numbers.
+        labels: Their labels.
+        num_labels: How many labels there are.
+        equal: What `equal_values` gives for these, where it is known already.
     """
     counts = np.bincount(labels, minlength=num_labels)
     sums, is_unrounded = _sums(values, labels, num_labels, counts)
@@ -73,18 +79,18 @@ def exact_means(values: Floats, labels: Ints, num_labels: int) -> Floats:
         by_label = _Sorted(values, labels, num_labels)
         for label in past:
             means[label] = _mean(by_label.of(label))
-    some, is_equal = equal_values(values, labels, num_labels)
+    some, is_equal = equal or equal_values(values, labels, num_labels)
     means[is_equal] = some[is_equal]
     return means + 0.0
 
 
-def exact_stds(values: Floats, labels: Ints, num_labels: int) -> Floats:
+def exact_stds(values: Floats, labels: Ints, num_labels: int, equal: tuple[Floats, Bools] | None = None) -> Floats:
     """Returns the population standard deviation under each label, as `exact_std`, NaN for none.
 
     Shapes: (n,), (n,) -> (num_labels,). Cost: about two `exact_sums`.
     """
     counts = np.bincount(labels, minlength=num_labels)
-    distances = np.abs(values / 4 - exact_means(values, labels, num_labels)[labels] / 4)
+    distances = np.abs(values / 4 - exact_means(values, labels, num_labels, equal)[labels] / 4)
     exponents: Ints | int = 2
     least, most = distances.min(initial=1.0, where=distances > 0), distances.max(initial=1.0)
     if least < _SAFE_DISTANCE or most > 1 / _SAFE_DISTANCE:

@@ -24,13 +24,21 @@ def ints(column: array[int]) -> Ints:
     return np.array(column, dtype=np.int64)
 
 
-def rollout_rewards(rewards: Floats, rollout: Ints, position: Ints | None, num: int, rule: RolloutReward) -> Floats:
+def rollout_rewards(
+    rewards: Floats,
+    rollout: Ints,
+    position: Ints | None,
+    num: int,
+    rule: RolloutReward,
+    equal: tuple[Floats, Bools] | None = None,
+) -> Floats:
     """Returns one reward a rollout, NaN where it has no sample here, infinite where a sum is past a double.
 
     Shapes: (n,), (n,), (n,) -> (num,). Samples are in log order; `position` goes before it in `first` and `last`.
+    `equal` is what `equal_values` gives for the rewards, where it is known already.
     """
     if rule == "mean":
-        return exact_means(rewards, rollout, num)
+        return exact_means(rewards, rollout, num, equal)
     made = np.full(num, np.nan)
     counts = np.bincount(rollout, minlength=num)
     has_some = counts > 0
@@ -80,7 +88,16 @@ class StepView:
     @cached_property
     def usable_rewards(self) -> Floats:
         """(usable samples,) their rewards."""
-        return self.rewards[self.usable]
+        return self.rewards if self.is_all_usable else self.rewards[self.usable]
+
+    @cached_property
+    def usable_rollout(self) -> Ints:
+        """(usable samples,) the numbers of their rollouts."""
+        return self.rollout if self.is_all_usable else self.rollout[self.usable]
+
+    @property
+    def is_all_usable(self) -> bool:
+        return len(self.usable) == self.num_samples
 
     @cached_property
     def position(self) -> Ints | None:
@@ -90,7 +107,11 @@ class StepView:
     @cached_property
     def rollout_rewards(self) -> Floats:
         """(rollouts,) one reward a rollout by the rule `rollout_reward`; NaN where it has no usable one."""
-        return self.rewards_of(self.usable, self.rollout[self.usable], self.num_rollouts)
+        position = self.position if self.position is None else self.position[self.usable]
+        rule = self.settings.rollout_reward
+        return rollout_rewards(
+            self.usable_rewards, self.usable_rollout, position, self.num_rollouts, rule, self.agreeing
+        )
 
     def rewards_of(self, samples: Ints, rollout: Ints, num_rollouts: int) -> Floats:
         """Returns one reward a rollout, of the given usable samples only, under the given numbers of their rollouts."""
@@ -100,7 +121,7 @@ class StepView:
     @cached_property
     def agreeing(self) -> tuple[Floats, Bools]:
         """(rollouts,) a usable reward of one of its samples, NaN for none, and whether all of them have the same."""
-        return equal_values(self.usable_rewards, self.rollout[self.usable], self.num_rollouts)
+        return equal_values(self.usable_rewards, self.usable_rollout, self.num_rollouts)
 
     @cached_property
     def is_scored(self) -> Bools:
@@ -170,13 +191,18 @@ class StepView:
     @cached_property
     def group_stds(self) -> Floats:
         """(groups,) population standard deviation of the rollouts' rewards; NaN where none is scored."""
-        return exact_stds(self.rollout_rewards[self.grouped], self.rollout_group[self.grouped], self.num_all_groups)
+        group = self.rollout_group[self.grouped]
+        return exact_stds(self.rollout_rewards[self.grouped], group, self.num_all_groups, self._level)
 
     @cached_property
     def is_level(self) -> Bools:
         """(groups,) whether all scored rollouts of the group, one at least, have the same reward."""
+        return self._level[1]
+
+    @cached_property
+    def _level(self) -> tuple[Floats, Bools]:
         group = self.rollout_group[self.grouped]
-        return equal_values(self.rollout_rewards[self.grouped], group, self.num_all_groups)[1]
+        return equal_values(self.rollout_rewards[self.grouped], group, self.num_all_groups)
 
     @cached_property
     def flat_groups(self) -> Floats:

@@ -1,0 +1,141 @@
+"""What an event costs with few and with many open windows, and with few and with many open rollouts. Prints ratios.
+
+    python benchmarks/growth.py [--rounds 5]
+
+Decode and fold, in batches as the sidecar's, without a broker; the fold is filled first, then measured on further events
+of the same kind. Windows are mixed sample by sample, which is the worst there is: `in turn` takes one after the other,
+as runs that share a partition do whose producers send what they have at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stream_metrics.core.fold import Fold
+from stream_metrics.core.record import LogRecord
+from stream_metrics.core.settings import FoldSettings
+from stream_metrics.sidecar.loop import BATCH
+
+MEASURED = 50_000
+SAMPLES_PER_ROLLOUT = 4
+GROUP = 8
+
+Numbers = Iterator[tuple[int, int]]
+
+
+def sample(step: int, number: int, rollout: int) -> bytes:
+    return (
+        f'{{"type":"sample","run_id":"r","step":{step},"group_index":{rollout // GROUP},"index":{number},'
+        f'"rollout_id":{rollout},"reward":{number % 201 / 100 - 1},"response_length":{64 + number % 8000},'
+        f'"status":"{"truncated" if number % 11 == 0 else "completed"}"}}'
+    ).encode()
+
+
+def mixed_windows(count: int) -> Numbers:
+    """Yields step and rollout: each sample of any window, two hundred rollouts in each."""
+    rng = random.Random(1)
+    while True:
+        yield rng.randrange(count), rng.randrange(200)
+
+
+def windows_in_turn(count: int) -> Numbers:
+    """Yields step and rollout: 64 samples of a window, then of another."""
+    rng = random.Random(1)
+    while True:
+        step = rng.randrange(count)
+        for _ in range(64):
+            yield step, rng.randrange(200)
+
+
+def rollouts(count: int) -> Numbers:
+    """Yields step and rollout of one window: all rollouts once, neighbours mixed, then samples of any of them."""
+    rng = random.Random(1)
+    places = sorted(range(count), key=lambda place: place + rng.random() * 256)
+    yield from ((0, place) for place in places)
+    while True:
+        yield 0, rng.randrange(count)
+
+
+def new_rollouts(count: int) -> Numbers:
+    """Yields step and rollout of one window: `count` rollouts, then more of them, neighbours mixed."""
+    rng = random.Random(1)
+    number = 0
+    while True:
+        yield 0, max(0, number // SAMPLES_PER_ROLLOUT - rng.randrange(64))
+        number += 1 if number >= count * SAMPLES_PER_ROLLOUT else SAMPLES_PER_ROLLOUT
+
+
+class Case:
+    """A fold that is filled, and what it is measured on."""
+
+    def __init__(self, numbers: Numbers, filling: int) -> None:
+        self._fold = Fold(FoldSettings(), "samples", 0)
+        self._numbers = numbers
+        self._next = 0
+        for _ in range(0, filling, BATCH):
+            self._fold.feed(self._batch())
+
+    def measure(self) -> float:
+        """Returns nanoseconds an event: the least of many short stretches, each too short to be interrupted often."""
+        best = float("inf")
+        for _ in range(MEASURED // BATCH):
+            records = self._batch()
+            begun = time.perf_counter()
+            self._fold.feed(records)
+            best = min(best, time.perf_counter() - begun)
+        return best / BATCH * 1e9
+
+    def _batch(self) -> list[LogRecord]:
+        made = []
+        for _ in range(BATCH):
+            step, rollout = next(self._numbers)
+            made.append(LogRecord(value=sample(step, self._next, rollout), offset=self._next))
+            self._next += 1
+        return made
+
+
+def cases(kind: Callable[[int], Numbers], few: int, many: int, each: int) -> tuple[Case, Case]:
+    return Case(kind(few), few * each), Case(kind(many), many * each)
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    """Returns a row for each kind of growth."""
+    rows = []
+    gc.disable()
+    for name, kind, few, many, each in (
+        ("open windows, mixed sample by sample", mixed_windows, 1, 1_000, 100),
+        ("open windows, 64 samples in turn", windows_in_turn, 1, 1_000, 100),
+        ("open rollouts, samples of any", rollouts, 1_000, 1_000_000, 1),
+        ("open rollouts, new ones", new_rollouts, 1_000, 1_000_000, 1),
+    ):
+        of_few, of_many = cases(kind, few, many, each)
+        pairs = [(of_few.measure(), of_many.measure()) for _ in range(rounds)]
+        rows.append(
+            {
+                "name": name,
+                "few": few,
+                "many": many,
+                "few_ns": round(min(pair[0] for pair in pairs)),
+                "many_ns": round(min(pair[1] for pair in pairs)),
+                "ratio": round(statistics.median(pair[1] / pair[0] for pair in pairs), 2),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    measure(parser.parse_args().rounds)
+
+
+if __name__ == "__main__":
+    main()
