@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from support.brokers import Broker, UnavailableError, closing, find_broker
 from support.programs import MISSING
 
 _BROKER_FIXTURES = {"broker", "stoppable_broker"}
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine's slow example is no failure
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
