@@ -19,6 +19,9 @@ demo: $(VENV)/installed-demo ## Run the demo; BROKER=host:port uses that broker
 test: $(VENV)/installed-test ## Run all tests; ARGS='-m "not broker"' narrows them
 	$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: sinks
+sinks: $(VENV)/installed-sinks ## Install the libraries of all sinks, whose tests `make test` skips otherwise
+
 .PHONY: chaos
 chaos: $(VENV)/installed-test ## Break everything for CHAOS_SECONDS (600) and compare; CHAOS_SEED repeats a plan
 	CHAOS_SECONDS=$(or $(CHAOS_SECONDS),600) $(BIN)/python -m pytest tests/chaos $(ARGS)

@@ -76,6 +76,17 @@ SINKS: Final[Mapping[str, Kind]] = {
             ),
         ),
     ),
+    "wandb": Kind(
+        "wandb",
+        "WandbSink",
+        "rows of W&B runs",
+        (
+            Flag(name="project", help="the project (default: WANDB_PROJECT, or stream-metrics)"),
+            Flag(name="entity", help="the user or team it belongs to (default: W&B's own setting)"),
+            Flag(name="mode", metavar="MODE", help="online or offline (default: WANDB_MODE, or online)"),
+            Flag(name="directory", metavar="DIR", help="where offline runs are kept (default: WANDB_DIR, or here)"),
+        ),
+    ),
 }
 
 

@@ -1,13 +1,14 @@
 """Every sink keeps the one contract, by what a reader of the tool sees.
 
 The tests of W&B, TensorBoard and MLflow use the real libraries and are skipped where those aren't installed: they are
-no part of the extra `test`.
+no part of the extra `test`. W&B comes twice: offline, by its files, and online, to a server that answers as its does.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stream_metrics.events import LogPlace, StepMetrics, encode
+from stream_metrics.sinks import wandb
 from stream_metrics.sinks.base import Delivery, Sink
 from stream_metrics.sinks.mlflow import _name
 from stream_metrics.sinks.registry import SINKS, open_sink
+from support.wandb_server import KEY, StoredRun, WandbServer, offline_runs, running_server
+
+ONLINE = "wandb online"
 
 Curves = dict[tuple[str, str], list[tuple[int, float]]]
 """By run and scope, the points of `episode_raw_reward` as the tool's reader shows them, by step."""
 
-LIBRARIES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
+LIBRARIES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb", ONLINE: "wandb"}
 
 
 def result(step: int, reward: float, *, run_id: str = "run", scope: str = "rollout", **fields: Any) -> StepMetrics:
@@ -74,11 +79,15 @@ class Tool:
         """A new life; `recalled` is what the consumer knows to be taken."""
         if self.sink is not None:
             self.sink.close()
-        self.sink = open_sink(self.name, self.options)
+        self.sink = open_sink(self.sink_name, self.options)
         self.sink.setup()
         for delivery in recalled:
             self.sink.recall(delivery)
         return self.sink
+
+    @property
+    def sink_name(self) -> str:
+        return self.name.partition(" ")[0]
 
     def give(self, batch: list[Delivery]) -> None:
         assert self.sink is not None
@@ -175,6 +184,34 @@ class MlflowTool(Tool):
         return curves
 
 
+class WandbTool(Tool):
+    def curves(self) -> Curves:
+        """What the rows of each run say, whose order W&B keeps; a run of another attempt has its name."""
+        curves: Curves = {}
+        for run in self.runs():
+            places = [row["_step"] for row in run.rows]
+            assert places == sorted(set(places)), "a row came twice, or went back"
+            for row in run.rows:
+                for scope in SCOPES:
+                    key = f"{wandb._name(scope)}/episode_raw_reward"
+                    if key in row:
+                        step = row[f"{wandb._name(scope)}/step"]
+                        curves.setdefault((run.shown_name, scope), []).append((step, row[key]))
+        return {key: sorted(points) for key, points in curves.items()}
+
+    def runs(self) -> Iterable[StoredRun]:
+        return offline_runs(self.folder).values()
+
+
+@dataclass
+class WandbOnlineTool(WandbTool):
+    server: WandbServer | None = None
+
+    def runs(self) -> Iterable[StoredRun]:
+        assert self.server is not None
+        return self.server.runs.values()
+
+
 SCOPES = ("rollout", "eval/aime24", ".", "ü %s <b>", "x", "y" * 300)
 X, Z = "x" * 512, "x" * 511 + "z"
 
@@ -194,6 +231,11 @@ def make_tool(name: str, folder: Path, capture: pytest.CaptureFixture[bytes]) ->
         return PrometheusTool(name, folder, capture, shows_all_steps=False, options={"port": 0})
     if name == "tensorboard":
         return TensorboardTool(name, folder, capture, options={"directory": str(folder / "logs")})
+    if name == "wandb":
+        options = {"mode": "offline", "directory": str(folder)}
+        return WandbTool(name, folder, capture, options=options)
+    if name == ONLINE:
+        return WandbOnlineTool(name, folder, capture, options={"mode": "online"})
     if name == "mlflow":
         return MlflowTool(
             name, folder, capture, options={"experiment": "e", "tracking_uri": f"sqlite:///{folder}/mlflow.db"}
@@ -205,11 +247,21 @@ def make_tool(name: str, folder: Path, capture: pytest.CaptureFixture[bytes]) ->
 _LENIENT = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[_LENIENT] if name in LIBRARIES else []) for name in SINKS])
-def tool(request: pytest.FixtureRequest, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[Tool]:
+@pytest.fixture(params=[pytest.param(name, marks=[_LENIENT] if name in LIBRARIES else []) for name in (*SINKS, ONLINE)])
+def tool(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Tool]:
     made = make_tool(request.param, tmp_path, capfdbinary)
-    yield made
-    made.close()
+    with ExitStack() as stack:
+        if isinstance(made, WandbOnlineTool):
+            made.server = stack.enter_context(running_server())
+            monkeypatch.setenv("WANDB_BASE_URL", made.server.url)
+            monkeypatch.setenv("WANDB_API_KEY", KEY)
+        stack.callback(made.close)
+        yield made
 
 
 def assert_curves(tool: Tool, want: Curves) -> None:
@@ -336,16 +388,16 @@ def test_an_empty_batch_is_nothing(tool: Tool) -> None:
 
 
 def test_closing_twice_or_before_anything_was_set_up_is_nothing(tool: Tool) -> None:
-    open_sink(tool.name, tool.options).close()
+    open_sink(tool.sink_name, tool.options).close()
 
 
 def tool_reward(tool: Tool, first: float, last: float) -> float:
     """Which of a step's results is on its curve: tools that can't change a point show the corrections beside it."""
-    return first if tool.name in ("wandb", "mlflow") else last
+    return first if tool.sink_name in ("wandb", "mlflow") else last
 
 
 def assert_newer_attempt(tool: Tool) -> None:
-    if tool.name in ("wandb", "mlflow"):  # a tool's run of its own for each attempt
+    if tool.sink_name in ("wandb", "mlflow"):  # a tool's run of its own for each attempt
         want = {
             ("run", "rollout"): [(1, 0.1), (2, 0.2), (3, 0.3)],
             ("run attempt 1", "rollout"): [(2, 0.7), (3, 0.8)],
