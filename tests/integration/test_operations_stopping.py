@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from confluent_kafka import Producer
 from stream_metrics.testing import close, sample
 from support.brokers import Broker, _free_ports
 from support.operations import Operated, operated, record
+from support.proxy import Api, Line, Proxy
 from support.topics import unique_name
 from support.traffic import Flow, Traffic
 
@@ -147,6 +149,59 @@ def test_while_it_restores_it_ends_soon_and_commits_nothing(sidecar: Operated) -
     sidecar.send(close(1))
     (result,) = sidecar.wait_for_results(1)
     assert result.metrics["rollout/num_training_samples"] == count
+
+
+SWALLOWED = {
+    "who coordinates": (Api.FIND_COORDINATOR, "waiting for the transaction coordinator"),
+    "the producer's identity": (Api.INIT_PRODUCER_ID, "waiting for the transaction coordinator"),
+    "to join the group": (Api.JOIN_GROUP, "started"),
+}
+
+
+@pytest.mark.parametrize("what", SWALLOWED)
+def test_a_question_at_the_start_that_nobody_answers_does_not_hold_up_the_end(
+    stoppable_broker: Broker, tmp_path: Path, what: str
+) -> None:
+    api, said = SWALLOWED[what]
+    with _behind_a_proxy(stoppable_broker, tmp_path) as (sidecar, proxy):
+        proxy.change("it", Line(swallowed=frozenset({api})))
+        sidecar.start(bootstrap_servers=stoppable_broker.proxied_bootstrap, kafka_config="client.id=it")
+        sidecar.process.wait_for(said)
+        sidecar.wait_until(lambda: proxy.swallowed[api], f"{api.name} is asked")
+        assert sidecar.get("/healthz")[0] == 200
+        assert sidecar.get("/readyz")[0] == 503
+        _assert_ends_soon(sidecar)
+
+
+@pytest.mark.parametrize(
+    "api",
+    [Api.ADD_PARTITIONS_TO_TXN, Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT, Api.END_TXN],
+    ids=lambda api: api.name,
+)
+def test_a_step_of_a_transaction_that_nobody_answers_does_not_hold_up_the_end(
+    stoppable_broker: Broker, tmp_path: Path, api: Api
+) -> None:
+    with _behind_a_proxy(stoppable_broker, tmp_path) as (sidecar, proxy):
+        sidecar.start_ready(bootstrap_servers=stoppable_broker.proxied_bootstrap, kafka_config="client.id=it")
+        sidecar.send(sample(1, 1.0), close(1))
+        sidecar.wait_for_results(1)
+        proxy.change("it", Line(swallowed=frozenset({api})))
+        sidecar.send(sample(2, 1.0), close(2))
+        sidecar.wait_until(lambda: proxy.swallowed[api], f"{api.name} is asked")
+        _assert_ends_soon(sidecar)
+        proxy.change("it", Line())
+        sidecar.start_ready()
+        sidecar.wait_for_results(2)  # the second once, whatever had become of it
+        sidecar.wait_until_read()
+
+
+@contextmanager
+def _behind_a_proxy(broker: Broker, folder: Path) -> Iterator[tuple[Operated, Proxy]]:
+    with (
+        Proxy(broker.proxied_bootstrap, broker.proxy_target) as proxy,
+        operated(broker.bootstrap, folder) as sidecar,
+    ):
+        yield sidecar, proxy
 
 
 @pytest.mark.chaos

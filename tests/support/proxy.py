@@ -1,4 +1,4 @@
-"""A TCP proxy between clients and a broker that cuts, holds and slows what goes through it, client by client.
+"""A TCP proxy between clients and a broker that cuts, holds, slows and swallows what goes through it, client by client.
 
 A client is known by the `client.id` that its first request names. It must be told of the proxy as the broker itself
 tells it, `Broker.proxied_bootstrap`: from the second connection on clients go where the broker says it is.
@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 _CHUNK_BYTES = 65_536
 _NAME_AT = 14
 """A request: four bytes each of size, api and version, and correlation; two of the name's length; the name."""
+
+
+class Api(IntEnum):
+    """What a request asks for, as its number in the protocol."""
+
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    INIT_PRODUCER_ID = 22
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    TXN_OFFSET_COMMIT = 28
 
 
 @dataclass
@@ -26,12 +40,14 @@ class Line:
         is_held: Connections stay, and nothing comes through.
         delay_seconds: Before each piece, in each direction.
         bytes_per_second: At most, per connection and direction; 0 for no bound.
+        swallowed: Kinds of requests that don't arrive; all others do.
     """
 
     is_cut: bool = False
     is_held: bool = False
     delay_seconds: float = 0.0
     bytes_per_second: int = 0
+    swallowed: frozenset[Api] = frozenset()
 
 
 @dataclass(eq=False)
@@ -62,6 +78,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._server: asyncio.Server | None = None
         self.num_connections = 0
+        self.swallowed: Counter[Api] = Counter()
         self.num_bytes = 0
 
     def __enter__(self) -> Proxy:
@@ -126,9 +143,11 @@ class Proxy:
             self.num_connections += 1
             from_broker, to_broker = await asyncio.open_connection(*self._target)
             connection.ends.append(to_broker)
-            await self._pass(connection, head + name, to_broker)
+            size = int.from_bytes(head[:4], "big")
+            first = head + name + await reader.readexactly(size + 4 - len(head) - len(name))
+            await self._pass_request(connection, first, to_broker)
             await asyncio.gather(
-                self._pump(connection, reader, to_broker),
+                self._pump_requests(connection, reader, to_broker),
                 self._pump(connection, from_broker, writer),
             )
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -137,21 +156,38 @@ class Proxy:
             connection.abort()
             self._connections.discard(connection)
 
+    async def _pump_requests(
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            size = await reader.readexactly(4)
+            await self._pass_request(connection, size + await reader.readexactly(int.from_bytes(size, "big")), writer)
+
+    async def _pass_request(self, connection: _Connection, request: bytes, writer: asyncio.StreamWriter) -> None:
+        number = int.from_bytes(request[4:6], "big")
+        for api in self._line(connection).swallowed:
+            if api == number:
+                self.swallowed[api] += 1
+                return
+        await self._pass(connection, request, writer)
+
     async def _pump(self, connection: _Connection, reader: Any, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK_BYTES):
             await self._pass(connection, data, writer)
         raise ConnectionResetError
 
     async def _pass(self, connection: _Connection, data: bytes, writer: asyncio.StreamWriter) -> None:
-        while (line := self._line(connection)).is_held:
-            await self._changed.wait()
-        if line.delay_seconds:
-            await asyncio.sleep(line.delay_seconds)
-        if line.bytes_per_second:
-            await asyncio.sleep(len(data) / line.bytes_per_second)
-        writer.write(data)
-        self.num_bytes += len(data)
-        await writer.drain()
+        for start in range(0, len(data), _CHUNK_BYTES):
+            piece = data[start : start + _CHUNK_BYTES]
+            while (line := self._line(connection)).is_held:
+                await self._changed.wait()
+            if line.delay_seconds:
+                await asyncio.sleep(line.delay_seconds)
+            if line.bytes_per_second:
+                await asyncio.sleep(len(piece) / line.bytes_per_second)
+            writer.write(piece)
+            self.num_bytes += len(piece)
+            await writer.drain()
 
     def _line(self, connection: _Connection) -> Line:
         return self._lines.get(connection.client) or Line()
