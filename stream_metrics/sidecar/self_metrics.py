@@ -28,6 +28,9 @@ _TRANSACTION: Final = (0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25,
 _DELAY: Final = (0.004, 0.006, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 60, 300, 1800)
 _RESTORE: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
+_NO_SINGLE_SAMPLE: Final = frozenset({"events_samples", "events_close", "tombstones", "dead_letters_undecodable"})
+"""What the fold counts of records that are no single sample. Those are all others, and not counted one by one."""
+
 
 class Listed(NamedTuple):
     """One metric, for the papers."""
@@ -114,6 +117,23 @@ class SelfMetrics:
         self.oldest_open_seconds = gauge("oldest_open_step_age_seconds", "Age of the oldest open step.")
         self.is_ready = gauge("is_ready", "1 while /readyz says so.")
 
+        self._single_samples = self.events.labels("sample")
+        self._by_count: dict[str, Counter] = {
+            "samples": self.samples,
+            "duplicates": self.duplicates,
+            "late_samples": self.late,
+            "tombstones": self.tombstones,
+            "results": self.results,
+            "incomplete_results": self.incomplete,
+            "corrections": self.corrections,
+            "redone_steps": self.redone,
+            "evicted_windows": self.evicted,
+            "floors_dropped": self.floors_dropped,
+            "events_samples": self.events.labels("samples"),
+            "events_close": self.events.labels("close"),
+            **{f"dead_letters_{reason}": self.dead_letters.labels(reason) for reason in get_args(DeadLetterReason)},
+        }
+
     def take(self, records: int, counts: MutableMapping[str, int]) -> None:
         """Adds what a fold has counted since the last call, and empties its counts.
 
@@ -121,30 +141,17 @@ class SelfMetrics:
             records: Records that it was fed since then.
             counts: What it has counted.
         """
-        self.records.inc(records)
-        others = counts.get("tombstones", 0) + counts.get("dead_letters_undecodable", 0)
-        for event_type in ("samples", "close"):
-            count = counts.get(f"events_{event_type}", 0)
-            others += count
-            self.events.labels(event_type).inc(count)
-        self.events.labels("sample").inc(records - others)
-        for name, metric in (
-            ("samples", self.samples),
-            ("duplicates", self.duplicates),
-            ("late_samples", self.late),
-            ("tombstones", self.tombstones),
-            ("results", self.results),
-            ("incomplete_results", self.incomplete),
-            ("corrections", self.corrections),
-            ("redone_steps", self.redone),
-            ("evicted_windows", self.evicted),
-            ("floors_dropped", self.floors_dropped),
-        ):
-            if counts.get(name):
-                metric.inc(counts[name])
-        for reason in get_args(DeadLetterReason):
-            if counts.get(f"dead_letters_{reason}"):
-                self.dead_letters.labels(reason).inc(counts[f"dead_letters_{reason}"])
+        others = 0
+        for name, count in counts.items():
+            if count:
+                metric = self._by_count.get(name)
+                if metric is not None:
+                    metric.inc(count)
+                if name in _NO_SINGLE_SAMPLE:
+                    others += count
+        if records:
+            self.records.inc(records)
+            self._single_samples.inc(records - others)
         counts.clear()
 
     def text(self) -> bytes:
