@@ -47,6 +47,7 @@ class InputTopic:
         Args:
             now: Monotonic seconds.
         """
+        self._admin.poll(0)  # while the broker is away the client has much to tell, which would pile up
         answer, self._answer = self._answer, None
         if answer is None:
             if now - self._asked_at >= LOOK_SECONDS:

@@ -15,6 +15,10 @@ from stream_metrics.sidecar.input_topic import LOOK_SECONDS, InputTopic
 class FakeAdmin:
     def __init__(self) -> None:
         self.asked: list[Future[Any]] = []
+        self.polls = 0
+
+    def poll(self, _: float) -> None:
+        self.polls += 1
 
     def describe_topics(self, collection: Any, **_: Any) -> dict[str, Future[Any]]:
         self.asked.append(Future())
@@ -56,6 +60,7 @@ def test_a_broker_that_does_not_answer_says_nothing_of_the_topic() -> None:
     admin.fail()
     assert topic.look(101.0) == ""
     assert topic.look(100.0 + LOOK_SECONDS) == "" and len(admin.asked) == 2
+    assert admin.polls == 3  # what it tells meanwhile must not pile up
 
 
 def test_an_answer_from_before_a_takeover_is_not_looked_at() -> None:
