@@ -129,6 +129,7 @@ export class Chart {
     const size = MARK * devicePixelRatio;
     const { ctx } = plot;
     ctx.save();
+    ctx.lineJoin = "round";
     for (let place = from; place < Math.min(to, step.length); place++) {
       if (!flags[place] || by_rollout[place] === null) continue;
       const x = plot.valToPos(step[place], "x", true);
