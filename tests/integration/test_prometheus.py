@@ -37,10 +37,18 @@ class Prometheus:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._address = wait_until(self._listens_on, "Prometheus listens", 60)
+        wait_until(self._is_ready, "Prometheus is ready", 60)
 
     def _listens_on(self) -> str | None:
         found = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", self._log.read_text())
         return found and found[1]
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=10):
+                return True
+        except OSError:
+            return False
 
     def get(self, path: str, **parameters: str) -> Any:
         url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
