@@ -32,6 +32,10 @@ fuzz: $(VENV)/installed-test ## Fuzz decoder and fold for 2 minutes; ARGS='--sec
 	  $(BIN)/python -m pip install --quiet --only-binary atheris --editable '.[fuzz]' || true
 	$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
 
+.PHONY: bench
+bench: $(VENV)/installed-test ## Measure all of benchmarks/ and write what came out; ARGS=--quick is a smoke
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
 .PHONY: check
 check: $(VENV)/installed-dev ## Lint, formatting, types and import directions
 	$(BIN)/ruff check .

@@ -2,9 +2,10 @@
 
     python benchmarks/growth.py [--rounds 5]
 
-Decode and fold, in batches as the sidecar's, without a broker; the fold is filled first, then measured on further events
-of the same kind. Windows are mixed sample by sample, which is the worst there is: `in turn` takes one after the other,
-as runs that share a partition do whose producers send what they have at once.
+Decode and fold, in batches as the sidecar's, without a broker; the fold is filled first, then measured on more events
+of the same kind. Windows mixed sample by sample are the worst there is; 64 samples of one and then of another are what
+producers send who send what they have at once. Likewise samples of any of a million rollouts are the worst there is,
+a cache miss for all that is looked up, and new rollouts with their siblings near by are what a step really has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""From producing a close marker until its result can be read, with 20,000 samples open. Prints milliseconds and a ratio.
+"""From producing a close marker to its readable result, with 20,000 samples open. Prints milliseconds and a ratio.
 
     python benchmarks/latency.py [--trials 40]
 
 A trial: 20,000 samples of a new step, a pause until all is folded and quiet, then the marker; the clock runs from just
-before it is produced until a `read_committed` reader has the result. Beside it, in turn, what the broker itself takes: a
-bare transaction of one record, from its begin until the same kind of reader has the record.
+before it is produced until a `read_committed` reader has the result. Beside it, in turn, what the broker itself takes:
+a bare transaction of one record, from its begin until the same kind of reader has the record.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=40)
     options = parser.parse_args()
-    with rig.broker() as bootstrap:
+    with rig.broker() as (bootstrap, _):
         print(json.dumps(measure(bootstrap, options.trials)))
 
 

@@ -143,7 +143,7 @@ class Writer:
 
 
 def write(bootstrap: str, count: int, forms: Sequence[Form]) -> tuple[list[Topic], list[Step]]:
-    """Writes the load in each form to a topic of its own and returns the topics, and the steps without their samples."""
+    """Writes the load in each form to a topic of its own; returns the topics, and the steps without their samples."""
     writer = Writer(bootstrap)
     names = [create_topic(bootstrap, "bench-in") for _ in forms]
     events = [0] * len(forms)

@@ -7,9 +7,9 @@ a time. A process is measured from outside: its peak memory and its processor ti
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import threading
@@ -36,14 +36,14 @@ DEADLINE_SECONDS = 300.0
 
 
 @contextmanager
-def broker() -> Iterator[str]:
-    """Yields the address of a broker: the one KAFKA_BOOTSTRAP_SERVERS names, or one that is started and ended here."""
+def broker() -> Iterator[tuple[str, str]]:
+    """Yields address and kind of a broker: the one KAFKA_BOOTSTRAP_SERVERS names, or one started and ended here."""
     try:
         found = find_broker()
     except UnavailableError as error:
         raise SystemExit(f"no broker to measure on: {error}\nKAFKA_BOOTSTRAP_SERVERS=host:port names one") from None
     for started in closing(found):
-        yield started.bootstrap
+        yield started.bootstrap, "a broker given" if os.environ.get("KAFKA_BOOTSTRAP_SERVERS") else started.description
 
 
 def delete_topics(bootstrap: str, names: Sequence[str]) -> None:
@@ -186,11 +186,7 @@ class Watcher:
 def percentile(values: Sequence[float], percent: float) -> float:
     """Returns the smallest value that so many percent don't exceed."""
     ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1).__int__()]
-
-
-def median_of(values: Sequence[float]) -> float:
-    return statistics.median(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def machine() -> dict[str, Any]:
@@ -216,9 +212,3 @@ def machine() -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "date": datetime.now(UTC).date().isoformat(),
     }
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -2,8 +2,8 @@
 
     python benchmarks/throughput.py [--samples 2000000] [--rounds 3] [--only sidecar,plain_fast]
 
-The clock starts with the first record in hand (the sidecar's earlier, with its partition) and stops when a
-`read_committed` reader has the last result. All of the sidecar is on: exactly once, dead letters, the whole catalogue.
+The clock starts when the partition is assigned (Kafka Streams: with its first record) and stops when a `read_committed`
+reader has the last result. All of the sidecar is on: exactly once, dead letters, the whole catalogue.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def main() -> None:
     options = parser.parse_args()
     forms = [load.FORMS[int(number)] for number in options.forms.split(",")]
     only = [name for name in options.only.split(",") if name]
-    with rig.broker() as bootstrap:
+    with rig.broker() as (bootstrap, _):
         for one in measure(bootstrap, options.samples, options.rounds, forms, only):
             print(json.dumps(one))
 

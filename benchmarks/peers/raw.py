@@ -19,12 +19,10 @@ consumer = Consumer(
         "fetch.queue.backoff.ms": 10,
     }
 )
-consumer.subscribe([source])
-left, began = int(events), 0.0
+began: list[float] = []
+consumer.subscribe([source], on_assign=lambda *_: began.append(time.time()))
+left = int(events)
 while left > 0:
-    taken = len(consumer.consume(5000, 0.1))
-    if taken and not began:
-        began = time.time()
-    left -= taken
-print(json.dumps({"began": began, "ended": time.time()}), flush=True)
+    left -= len(consumer.consume(5000, 0.1))
+print(json.dumps({"began": began[0], "ended": time.time()}), flush=True)
 sys.stdin.read()
