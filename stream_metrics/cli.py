@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -47,7 +48,7 @@ _SUMMARIES: Final = {
     "dump": "write the input topic to a file that `replay` reads",
     "produce": "send a file of events to the input topic",
     "follow": "send the step files that a trainer writes, as it writes them",
-    "sink": "give the results to a file, Prometheus, TensorBoard or MLflow",
+    "sink": "give the results to a file, Prometheus, TensorBoard, MLflow or W&B",
     "watch": "show in a terminal what a sidecar's live page shows",
     "schema": "print the JSON Schema of events and results",
     "demo": "watch a simulated run with an embedded broker",
@@ -95,6 +96,7 @@ _EXAMPLES: Final = {
         "stream-metrics run --bootstrap-servers kafka:9092 --create-topics --http-port 8080",
         "stream-metrics run --config metrics.toml --instance-id metrics-0",
         "stream-metrics run --kafka-config security.protocol=SSL --kafka-config ssl.ca.location=ca.pem",
+        "stream-metrics run --sink wandb --sink 'tensorboard --directory logs'",
     ),
     "replay": (
         "stream-metrics replay log.jsonl --rollout-reward last",
@@ -257,6 +259,7 @@ def _add_sinks(parser: argparse.ArgumentParser) -> None:
         made.add_argument(
             "--group", metavar="NAME", help=f"consumer group of this sink (default: stream-metrics-sink-{name})"
         )
+        made.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)  # how `run` starts one
         _add_settings(made, "sink")
 
 
@@ -321,9 +324,25 @@ def _call(arguments: list[str]) -> int:
         )
     if given.command == "sink":
         options = {flag.name: getattr(given, f"of_sink_{flag.name}") for flag in SINKS[given.sink].flags}
-        how = {"group": given.group, "is_once": given.once, "is_all": given.all}
+        how = {
+            "group": given.group,
+            "is_once": given.once,
+            "is_all": given.all,
+            "is_bound_to_stdin": given.until_stdin_ends,
+        }
         return int(command.main(settings, given.sink, options, **how))
+    if given.command == "run":
+        for text in settings.sink:
+            _check_sink(text)
+        return int(command.main(settings, config_file=given.config))
     return int(command.main(settings))
+
+
+def _check_sink(text: str) -> None:
+    """A sink of `run` could be started with these flags; else the command ends here, before anything is started."""
+    _, unknown = make_parser().parse_known_args(["sink", *shlex.split(text)])
+    if unknown:
+        raise SettingsError(_unknown("sink", unknown))
 
 
 def _command(name: str) -> Any:
@@ -379,7 +398,7 @@ def _add_setting(group: argparse._ArgumentGroup, definition: Definition) -> None
         if definition.kind in ("integer", "number")
         else "NAME"
     )
-    action = "append" if definition.kind == "table" else "store"
+    action = "append" if definition.kind in ("table", "list") else "store"
     group.add_argument(definition.flag, dest=definition.name, help=about, metavar=metavar, action=action)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import shlex
 import tomllib
 import types
 import typing
@@ -25,7 +26,7 @@ from stream_metrics.core.settings import FoldSettings, LatePolicy, RolloutReward
 PREFIX: Final = "STREAM_METRICS_"
 CONFIG_VARIABLE: Final = "STREAM_METRICS_CONFIG"
 
-Group = Literal["Kafka", "Topics", "Metrics", "Life of a step", "Recovery", "Health and logs"]
+Group = Literal["Kafka", "Topics", "Metrics", "Life of a step", "Recovery", "Sinks", "Health and logs"]
 StartFrom = Literal["earliest", "latest"]
 Assignment = Literal["cooperative", "eager"]
 LogFormat = Literal["text", "json"]
@@ -97,6 +98,13 @@ class Setting:
 
 def _is_name(text: str) -> bool:
     return bool(_NAME.fullmatch(text)) and text not in (".", "..")
+
+
+def _is_words(text: str) -> bool:
+    try:
+        return bool(shlex.split(text))
+    except ValueError:  # a quote that isn't closed
+        return False
 
 
 def _is_address_list(text: str) -> bool:
@@ -328,6 +336,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
 
+    sink: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="A sink that runs beside the sidecar in a process of its own, with its flags, such as 'jsonl --path "
+            "results.jsonl'; repeatable. The variable holds one a line; the file has a list.",
+            group="Sinks",
+            form=("NAME or 'NAME FLAG...' as of stream-metrics sink", _is_words),
+            metavar="'NAME FLAG...'",
+        ),
+    ] = ()
+
     http_host: Annotated[
         str, Setting(help="Address to listen on.", group="Health and logs", form=_TEXT, metavar="ADDRESS")
     ] = "127.0.0.1"
@@ -375,10 +394,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values["kafka-config"] = {
             name: "***" if _SECRET.search(name) else value for name, value in self.kafka_config.items()
         }
+        values["sink"] = [text.split()[0] for text in self.sink]  # an address among its flags may hold a password
         return values
 
 
-Kind = Literal["text", "integer", "number", "switch", "choice", "table"]
+Kind = Literal["text", "integer", "number", "switch", "choice", "table", "list"]
 _KINDS: Final[Mapping[Any, Kind]] = {str: "text", int: "integer", float: "number", bool: "switch"}
 
 
@@ -421,7 +441,7 @@ class Definition:
             return "true or false"
         if self.kind == "table":
             return "NAME=VALUE with the name of a client property"
-        if self.kind == "text":
+        if self.kind in ("text", "list"):
             return self.about.form[0] if self.about.form else "a text"
         noun = "a whole number" if self.kind == "integer" else "a number"
         unit = f" of {self.about.unit}" if self.about.unit else ""
@@ -432,7 +452,7 @@ class Definition:
     @property
     def default_shown(self) -> str:
         """The default as the help says it."""
-        if self.default is None or self.kind == "table":
+        if self.default is None or self.kind in ("table", "list"):
             return "none"
         if self.kind == "switch":
             return "off"
@@ -484,10 +504,11 @@ def _define() -> Iterator[Definition]:
             kind = next(part for part in typing.get_args(kind) if part is not type(None))
         is_choice = typing.get_origin(kind) is Literal
         is_table = typing.get_origin(kind) is dict
+        is_list = typing.get_origin(kind) is tuple
         yield Definition(
             field=info.name,
             name=info.name.removesuffix("_seconds").replace("_", "-"),
-            kind="choice" if is_choice else "table" if is_table else _KINDS[kind],
+            kind="choice" if is_choice else "table" if is_table else "list" if is_list else _KINDS[kind],
             is_optional=is_optional,
             choices=typing.get_args(kind) if is_choice else (),
             default={} if is_table else info.default,
@@ -617,6 +638,15 @@ def _parse(definition: Definition, value: Any) -> Any:
         return _switch(value)
     if definition.kind in ("integer", "number"):
         return _number(definition, value)
+    if definition.kind == "list":
+        items = [line for line in value.splitlines() if line.strip()] if isinstance(value, str) else value
+        if not isinstance(items, list):
+            raise ValueError
+        return tuple(_parse_text(definition, item) for item in items)
+    return _parse_text(definition, value)
+
+
+def _parse_text(definition: Definition, value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError
     if definition.kind == "choice":

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from stream_metrics import __version__
+from stream_metrics.commands._sinks import Sinks
 from stream_metrics.config import Settings
 from stream_metrics.exit_codes import ExitCode
 from stream_metrics.sidecar import logs
@@ -29,8 +30,13 @@ GC_THRESHOLD: Final = 100_000
 """New objects from which the collector looks for garbage in cycles; a batch of records has thousands for a moment."""
 
 
-def main(settings: Settings) -> int:
-    """Runs the sidecar until a signal or an error ends it, and returns the exit code."""
+def main(settings: Settings, config_file: str | None = None) -> int:
+    """Runs the sidecar until a signal or an error ends it, and returns the exit code.
+
+    Args:
+        settings: All of them.
+        config_file: The file of settings that the command line named, for the sinks beside it.
+    """
     logs.setup(settings.log_format, settings.log_level)
     faulthandler.register(signal.SIGUSR1)  # where it stands, for the day it seems stuck
     metrics = SelfMetrics()
@@ -52,6 +58,8 @@ def main(settings: Settings) -> int:
         except OSError as error:
             logs.error("can't listen", address=f"{settings.http_host}:{settings.http_port}", error=error.strerror)
             return ExitCode.WRONG_SETTINGS
+    sinks = Sinks(settings, config_file, metrics.sink_restarts.inc)
+    sinks.start()
     code = ExitCode.OK
     Watchdog(lambda: health.turned_at).start()
     # A record's objects live for a millisecond and what a step keeps is no garbage: looking for cycles mostly costs.
@@ -65,6 +73,7 @@ def main(settings: Settings) -> int:
     except:  # noqa: E722 - what the client raises isn't always an exception
         logs.LOGGER.exception("internal error")
         code = ExitCode.INTERNAL_ERROR
+    sinks.stop()
     if server is not None and page is not None:
         page.close()
         server.close()

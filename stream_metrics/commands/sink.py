@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,10 +22,18 @@ from stream_metrics.sinks.consumer import OWN_CONFIG, SinkConsumer
 from stream_metrics.sinks.registry import open_sink
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_STOP_SECONDS: Final = 10.0
 
 
 def main(
-    settings: Settings, name: str, options: Mapping[str, Any], *, group: str | None, is_once: bool, is_all: bool
+    settings: Settings,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    group: str | None,
+    is_once: bool,
+    is_all: bool,
+    is_bound_to_stdin: bool = False,
 ) -> int:
     """Feeds a sink until a signal or an error ends it, and returns the exit code.
 
@@ -32,8 +44,11 @@ def main(
         group: The consumer group; None for `stream-metrics-sink-<name>`, or one of its own where all is taken.
         is_once: End at the end of the topic.
         is_all: Take what was taken before too, and commit nothing.
+        is_bound_to_stdin: Stop as on SIGTERM when standard input ends, and by force if that takes long.
     """
     logs.setup(settings.log_format, settings.log_level)
+    if is_bound_to_stdin:
+        threading.Thread(target=_stop_when_stdin_ends, daemon=True).start()
     complaints = Complaints()
     sink = open_sink(name, options)
     # Who reads all for himself must not take partitions from a sink that runs.
@@ -63,3 +78,11 @@ def main(
         consumer.close()
     logs.info("done", taken=feeding.taken, of_older_attempts=feeding.ignored, unreadable=feeding.unreadable)
     return ExitCode.OK
+
+
+def _stop_when_stdin_ends() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_STOP_SECONDS)
+    os._exit(ExitCode.INTERNAL_ERROR)

@@ -98,6 +98,7 @@ class SelfMetrics:
             "rebalances_total", "Times partitions were given or taken.", "kind", get_args(RebalanceKind)
         )
         self.restarts = counter("restarts_total", "Times the sidecar began anew with new clients.")
+        self.sink_restarts = counter("sink_restarts_total", "Times that a sink of --sink ended and began again.")
         self.restores = counter("restores_total", "Partitions rebuilt from the log.")
         self.restore_seconds = histogram(
             "restore_seconds", "From assignment of a partition to its windows rebuilt.", _RESTORE

@@ -40,8 +40,30 @@ def test_run_gets_the_settings_and_its_exit_code_is_ours(called: list[Any]) -> N
         cli.main(["run", "--max-runs", "3", "--create-topics", "--kafka-config", "a=1", "--kafka-config", "b=2"]) == 5
     )
     assert called == [
-        ("run", (Settings(max_runs=3, create_topics=True, kafka_config={"a": "1", "b": "2"}),), {}),
+        ("run", (Settings(max_runs=3, create_topics=True, kafka_config={"a": "1", "b": "2"}),), {"config_file": None}),
     ]
+
+
+def test_the_flags_of_a_sink_beside_the_sidecar_are_checked_before_anything_starts(
+    called: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["run", "--sink", "stdout", "--sink", "jsonl --path 'a b'"]
+    assert cli.main(given) == 5
+    assert called[0][1][0].sink == ("stdout", "jsonl --path 'a b'")
+    for wrong, told in [
+        ("nowhere", "invalid choice: 'nowhere'"),
+        ("jsonl", "--path"),
+        ("stdout --port x", "--port"),
+        ("jsonl --path 'x", "'NAME FLAG...'"),
+        ("", "'NAME FLAG...'"),
+    ]:
+        try:
+            code: Any = cli.main(["run", "--sink", wrong])
+        except SystemExit as ended:  # argparse's way
+            code = ended.code
+        assert code == ExitCode.WRONG_SETTINGS
+        assert told in capsys.readouterr().err
+    assert len(called) == 1
 
 
 def test_replay_dump_produce_and_schema_get_their_arguments(called: list[Any]) -> None:

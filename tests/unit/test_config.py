@@ -68,17 +68,25 @@ def test_the_file_may_be_named_by_a_variable_and_the_flag_wins(tmp_path: Path) -
 
 
 def test_every_setting_can_come_from_each_source(tmp_path: Path) -> None:
-    texts = {"text": "a.b-c", "switch": "true", "integer": "77", "number": "0.9", "table": "client.id=x"}
+    texts = {
+        "text": "a.b-c",
+        "switch": "true",
+        "integer": "77",
+        "number": "0.9",
+        "table": "client.id=x",
+        "list": "stdout",
+    }
     by_name = {"idle-timeout": "77", "transaction-timeout": "7", "session-timeout": "77"}
     for definition in DEFINITIONS:
         text = (
             definition.choices[-1] if definition.choices else by_name.get(definition.name, texts.get(definition.kind))
         )
         assert text is not None
-        expected = load({definition.name: [text] if definition.kind == "table" else text}, {})
+        expected = load({definition.name: [text] if definition.kind in ("table", "list") else text}, {})
         assert expected != Settings(), definition.name
         assert load({}, {definition.variable: text}) == expected
-        in_file = {"text": repr(text), "choice": repr(text), "table": '{"client.id" = "x"}'}.get(definition.kind, text)
+        quoted = {"text": repr(text), "choice": repr(text), "table": '{"client.id" = "x"}', "list": f"[{text!r}]"}
+        in_file = quoted.get(definition.kind, text)
         assert load({}, {}, config_file=toml(tmp_path, f"{definition.name} = {in_file}")) == expected
 
 

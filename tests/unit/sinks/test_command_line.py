@@ -35,10 +35,13 @@ def test_a_sink_gets_its_settings_its_own_flags_and_its_group(called: list[Any])
     cli.main(["sink", "jsonl", "--path", "x", "--output-topic", "t", "--once", "--all", "--group", "g"])
     cli.main(["sink", "prometheus", "--max-series", "3"])
     assert called == [
-        ((Settings(output_topic="t"), "jsonl", {"path": "x"}), {"group": "g", "is_once": True, "is_all": True}),
+        (
+            (Settings(output_topic="t"), "jsonl", {"path": "x"}),
+            {"group": "g", "is_once": True, "is_all": True, "is_bound_to_stdin": False},
+        ),
         (
             (Settings(), "prometheus", {"host": "127.0.0.1", "port": 8081, "max_series": 3}),
-            {"group": None, "is_once": False, "is_all": False},
+            {"group": None, "is_once": False, "is_all": False, "is_bound_to_stdin": False},
         ),
     ]
 
