@@ -202,6 +202,7 @@ class Sidecar:
         self._health.not_ready = "preparing topics"
         topics = Topics(settings, lambda: self._is_stopping, self._health.turn, self._pause)
         topics.prepare()
+        self._say_broker_back()
         self._dead_letter_bytes = topics.dead_letter_max_bytes()
         self._input_topic = topics.input_topic()
         # The identity first: a predecessor's open transaction would hold up the committed offsets.
@@ -424,8 +425,7 @@ class Sidecar:
             self._consumer.list_topics(self._settings.input_topic, timeout=POLL_SECONDS)
         except KafkaException:
             return
-        self._health.is_broker_away = False
-        logs.info("the broker answers again")
+        self._say_broker_back()
 
     def _look_at_stalled(self, owned: Owned) -> None:
         """A log that ends before what was committed from it isn't the log it was."""
@@ -740,6 +740,11 @@ class Sidecar:
         if not self._health.is_broker_away:
             self._health.is_broker_away = True  # at once: the next tick may have to wait for a transaction
             logs.warning("no broker answers; waiting for one", error=error.str())
+
+    def _say_broker_back(self) -> None:
+        if self._health.is_broker_away:
+            self._health.is_broker_away = False
+            logs.info("the broker answers again")
 
     def _keep_failure(self, error: BaseException) -> None:
         if self._failure is None:
