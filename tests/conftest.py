@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import hypothesis
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from support.brokers import Broker, UnavailableError, closing, find_broker
 from support.programs import MISSING
 
-_BROKER_FIXTURES = {"broker", "stoppable_broker"}
+_BROKER_FIXTURES = {"broker", "stoppable_broker", "broker_without_transactions"}
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine's slow example is no failure
 hypothesis.settings.load_profile("any machine")
@@ -39,9 +39,15 @@ def stoppable_broker(_stoppable_broker: Broker) -> Iterator[Broker]:
     _stoppable_broker.start()
 
 
-def _found(*, is_stoppable: bool) -> Broker:
+@pytest.fixture
+def broker_without_transactions() -> Iterator[Broker]:
+    """A broker that can't keep transactions: its topic for them wants more replicas than there are brokers."""
+    yield from closing(_found(is_stoppable=True, settings={"transaction.state.log.replication.factor": "3"}))
+
+
+def _found(*, is_stoppable: bool, settings: Mapping[str, str] | None = None) -> Broker:
     try:
-        return find_broker(is_stoppable=is_stoppable)
+        return find_broker(is_stoppable=is_stoppable, settings=settings)
     except UnavailableError as error:
         if os.environ.get("CI") == "true":
             pytest.fail(f"CI needs a broker: {error}", pytrace=False)

@@ -216,6 +216,7 @@ class Topics:
 
     def _wait(self, seconds: float) -> None:
         self._turn()
+        self._admin.poll(0)  # what the client tells meanwhile must not pile up
         if self._is_stopping():
             raise StoppingError
         self._pause(seconds)

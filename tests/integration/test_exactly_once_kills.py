@@ -120,6 +120,23 @@ def test_killed_at_an_exact_point_it_publishes_every_step_once(broker: Broker, t
         ledger.assert_atomic(replayed(deployed, log))
 
 
+def test_killed_ten_times_in_a_row_it_becomes_ready_the_eleventh_time(broker: Broker, tmp_path: Path) -> None:
+    """Each leaves a transaction open, which the next has to end before its own."""
+    seed = draw_seed()
+    with deployment(broker.bootstrap, tmp_path, **QUICK) as deployed:
+        deployed.start().wait_for("started")
+        with Flow(broker.bootstrap, deployed.input_topic, Traffic(seed, samples=40)) as flow:
+            for _ in range(10):
+                deployed.processes[-1].kill()
+                victim = deployed.start(stumble=Stumble("after_offsets"))
+                assert victim.wait_until_ended() == -9
+            sidecar = deployed.start()
+            sidecar.wait_for("step closed", deadline_seconds=20)
+            flow.finish()
+        assert len(sidecar.said("waiting for the transaction coordinator")) <= 1
+        assert_exact(deployed, settle(deployed))
+
+
 def test_a_single_sample_committed_before_a_kill_is_counted_after_it(broker: Broker, tmp_path: Path) -> None:
     with deployment(broker.bootstrap, tmp_path, 1, **QUICK) as deployed:
         sidecar = deployed.start()

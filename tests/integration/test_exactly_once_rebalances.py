@@ -5,7 +5,10 @@ Replicas without an instance id have host names of their own here, as in contain
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from support.brokers import Broker
 from support.oracle import Ledger, assert_exact, replayed, settle
 from support.sidecar_process import Deployment, SidecarProcess, deployment
+from support.topics import create_topic
 from support.traffic import Flow, Traffic, draw_seed
 from support.waiting import wait_until
 
@@ -134,6 +138,42 @@ def test_a_storm_of_rebalances_publishes_every_step_once(broker: Broker, tmp_pat
         ledger.assert_atomic(replayed(deployed, log))
 
 
+def test_eight_replicas_that_start_one_after_the_other_settle_though_one_is_slow_to_go(
+    broker: Broker, tmp_path: Path
+) -> None:
+    with deployment(broker.bootstrap, tmp_path, 8, assignment="cooperative", **SETTINGS) as deployed:
+        replicas = []
+        for number in range(8):
+            replicas.append(deployed.start(f"replica-{number}", host=f"host-{number}"))
+            threading.Event().wait(0.5)  # that they come while the group is still at it is the point
+        wait_until_shared(deployed, *replicas)
+        slow = replicas.pop()
+        slow.freeze()  # it neither answers the group nor leaves it
+        slow.send(signal.SIGTERM)
+        replicas[0].kill()
+        replicas[0] = deployed.start("replica-0 again", host="host-0")
+        wait_until_shared(deployed, *replicas)
+        slow.thaw()
+        assert slow.wait_until_ended() == 0
+        wait_until_shared(deployed, *replicas)
+        rebalances = [len(one.said("partitions assigned")) for one in replicas]
+        assert max(rebalances) <= 8 + 3, rebalances  # each that came or went moved it once at most
+        for one in replicas:
+            assert one.terminate() == 0
+
+
+def test_replicas_of_one_group_that_read_other_topics_leave_each_other_in_peace(broker: Broker, tmp_path: Path) -> None:
+    with deployment(broker.bootstrap, tmp_path, 3, assignment="cooperative", **SETTINGS) as deployed:
+        first = deployed.start("first", host="host-1")
+        second = deployed.start("second", host="host-2", input_topic=create_topic(broker.bootstrap, "other", 3))
+        wait_until(lambda: all(len(owned(one)) == 3 for one in (first, second)), "each has its topic", 40)
+        before = [_cpu_seconds(one) for one in (first, second)]
+        threading.Event().wait(5)  # a client that spins would spend all of it
+        for one, seconds in zip((first, second), before, strict=True):
+            assert _cpu_seconds(one) - seconds < 2.5
+            assert one.terminate() == 0
+
+
 def test_a_static_member_that_restarts_in_time_moves_no_partition(broker: Broker, tmp_path: Path) -> None:
     seed = draw_seed()
     with deployment(broker.bootstrap, tmp_path, PARTITIONS, assignment="cooperative", **SETTINGS) as deployed:
@@ -153,6 +193,11 @@ def test_a_static_member_that_restarts_in_time_moves_no_partition(broker: Broker
             assert len(first.said("partitions ")) == lines, "the first replica was given or taken partitions"
             flow.finish()
         assert_exact(deployed, settle(deployed))
+
+
+def _cpu_seconds(sidecar: SidecarProcess) -> float:
+    fields = Path(f"/proc/{sidecar.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _times_given(sidecar: SidecarProcess, partition: int) -> int:

@@ -95,3 +95,17 @@ def test_nothing_above_an_open_transaction_is_published_until_it_ends(broker: Br
         assert result.metrics["rollout/num_training_samples"] == 2
         assert result.metrics["rollout/episode_raw_reward"] == 0.5
         sidecar.wait_until_read()
+
+
+def test_a_cluster_that_can_keep_no_transactions_is_waited_for_with_its_reason(
+    broker_without_transactions: Broker, tmp_path: Path
+) -> None:
+    with operated(broker_without_transactions.bootstrap, tmp_path) as sidecar:
+        sidecar.start()
+        line = sidecar.process.wait_for("waiting for the transaction coordinator")
+        assert line["level"] == "warning" and line["error"]
+        assert sidecar.get("/healthz")[0] == 200
+        status, reason = sidecar.get("/readyz")
+        assert status == 503 and "waiting for the transaction coordinator" in reason
+        assert sidecar.process.terminate() == 0
+        assert len(sidecar.process.said("waiting for the transaction coordinator")) == 1

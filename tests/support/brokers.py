@@ -22,7 +22,7 @@ import sys
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -172,7 +172,7 @@ class ExternalBroker(Broker):
 class ContainerBroker(Broker):
     """A broker in a Docker container, made through testcontainers."""
 
-    def __init__(self, image: str) -> None:
+    def __init__(self, image: str, settings: dict[str, str]) -> None:
         # Ryuk removes what a killed test run leaves behind, but is one more image to pull. It must be said before the
         # import, where some versions read it.
         if image == LOCAL_IMAGE:
@@ -188,7 +188,7 @@ class ContainerBroker(Broker):
         self.proxy_target = f"{host}:{proxied}"
         self.secured_bootstrap = f"{host}:{secured}"
         self.description = f"a container of {image}"
-        settings = _SETTINGS | {
+        settings = settings | {
             "listeners": "PLAINTEXT://:9092,PROXIED://:9095,SECURED://:9096,BROKER://:9094,CONTROLLER://:9093",
             "advertised.listeners": (
                 f"PLAINTEXT://{self.bootstrap},PROXIED://{self.proxied_bootstrap},SECURED://{self.secured_bootstrap},"
@@ -257,7 +257,7 @@ class ProcessBroker(Broker):
 
     description = "a Java process"
 
-    def __init__(self, java: str, jars: Path) -> None:
+    def __init__(self, java: str, jars: Path, settings: dict[str, str]) -> None:
         self._command = (java, *_JVM_FLAGS, "-cp", f"{jars}/*")
         self._dir = Path(tempfile.mkdtemp(prefix="stream-metrics-broker-"))
         self._properties = self._dir / "server.properties"
@@ -271,7 +271,7 @@ class ProcessBroker(Broker):
         listeners = (
             f"PLAINTEXT://{self.bootstrap},BROKER://127.0.0.1:{itself},SECURED://{self.secured_bootstrap},PROXIED://"
         )
-        settings = _SETTINGS | {
+        settings = settings | {
             "listeners": f"{listeners}{self.proxy_target},CONTROLLER://127.0.0.1:{controller}",
             "advertised.listeners": f"{listeners}{self.proxied_bootstrap}",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
@@ -335,16 +335,20 @@ class ProcessBroker(Broker):
             raise AssertionError("\n".join((f"{self.description} has ended:", *tail)))
 
 
-def find_broker(*, is_stoppable: bool = False) -> Broker:
+def find_broker(*, is_stoppable: bool = False, settings: Mapping[str, str] | None = None) -> Broker:
     """Returns a broker that answers, by the first way that works here; the caller closes it.
 
     Args:
         is_stoppable: Leaves out a broker that isn't ours to stop.
+        settings: Of the broker, instead of those that tests have; only for one that is ours.
 
     Raises:
         UnavailableError: No way works; the message has each way's reason.
     """
-    ways = (_container, _process) if is_stoppable else (_external, _container, _process)
+    given = _SETTINGS | dict(settings or {})
+    ways: list[Callable[[], Broker]] = [lambda: _container(given), lambda: _process(given)]
+    if not is_stoppable and not settings:
+        ways.insert(0, _external)
     reasons = []
     for way in ways:
         try:
@@ -361,7 +365,7 @@ def _external() -> Broker:
     return ExternalBroker(bootstrap)
 
 
-def _container() -> Broker:
+def _container(settings: dict[str, str]) -> Broker:
     try:
         import docker
         from docker.errors import DockerException
@@ -383,7 +387,7 @@ def _container() -> Broker:
             image = _image(client)
         except (DockerException, OSError) as error:
             raise UnavailableError(f"no Kafka image for Docker ({_root_cause(error)})") from None
-    return ContainerBroker(image)
+    return ContainerBroker(image, settings)
 
 
 def _image(client: Any) -> str:
@@ -400,11 +404,11 @@ def _image(client: Any) -> str:
     return wanted
 
 
-def _process() -> Broker:
+def _process(settings: dict[str, str]) -> Broker:
     java = shutil.which("java")
     if java is None:
         raise UnavailableError("no Java")
-    return ProcessBroker(java, _jars())
+    return ProcessBroker(java, _jars(), settings)
 
 
 def _jars() -> Path:

@@ -125,6 +125,10 @@ class SidecarProcess:
         self._process.terminate()
         return self.wait_until_ended(deadline_seconds)
 
+    def send(self, number: signal.Signals) -> None:
+        """The signal is on its way; a frozen process gets it when it wakes."""
+        self._process.send_signal(number)
+
     def wait_until_frozen(self, deadline_seconds: float = 30.0) -> None:
         """It stands still, by its own stumble or by `freeze`."""
 

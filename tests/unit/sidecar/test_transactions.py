@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from stream_metrics.sidecar import transactions
-from stream_metrics.sidecar.errors import FencedError, RestartError, StoppingError
+from stream_metrics.sidecar.errors import FencedError, KafkaRefusedError, RestartError, StoppingError
 from stream_metrics.sidecar.transactions import AbortedError, Transactions
 
 
@@ -169,6 +169,16 @@ def test_a_stop_ends_the_wait_for_the_coordinator(bench: Bench) -> None:
     bench.is_stopping = True
     with pytest.raises(StoppingError):
         bench.transactions.init()
+
+
+def test_the_wait_for_the_coordinator_is_bounded_and_says_what_to_look_at(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "INIT_BUDGET_SECONDS", 0.05)
+    bench.producer.errors["init"] = [KafkaError(KafkaError._TIMED_OUT, "no coordinator", False, True)] * 1_000_000
+    with pytest.raises(KafkaRefusedError, match=r"no coordinator.*has its transaction topic enough replicas"):
+        bench.transactions.init()
+    assert len(bench.producer.calls) > 1
 
 
 def test_a_member_that_the_group_takes_for_replaced_begins_anew_where_its_transactional_id_is_still_its_own(
