@@ -417,6 +417,7 @@ class Sidecar:
                 if due:
                     self._write_markers(owned, due, "timeout")
         self._look_for_split_runs()
+        self._look_for_standstills(now)
         self._say_flood()
         self._measure()
 
@@ -459,6 +460,21 @@ class Sidecar:
                         scope=run[1],
                         partitions=f"{other},{owned.partition}",
                     )
+
+    def _look_for_standstills(self, now: float) -> None:
+        can_read = self._commits_fail_since is None and not self._health.is_broker_away
+        for owned in self._owned.values():
+            waiting = self._lag(owned) if can_read and owned.is_caught_up else 0
+            stands = owned.standstill.look(owned.next_offset, waiting, now)
+            if stands:
+                logs.warning(
+                    "a producer's transaction is open: nothing from this offset on can be read until it ends",
+                    partition=owned.partition,
+                    offset=owned.next_offset,
+                    waiting=waiting,
+                )
+            elif stands is False:
+                logs.info("a partition is read on: the transaction has ended", partition=owned.partition)
 
     def _say_flood(self) -> None:
         share = self._health.flood()

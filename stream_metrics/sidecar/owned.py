@@ -19,6 +19,7 @@ from stream_metrics.core.settings import FoldSettings
 from stream_metrics.core.window import Window
 from stream_metrics.sidecar import logs
 from stream_metrics.sidecar.errors import StateRefusedError
+from stream_metrics.sidecar.standstill import Standstill
 from stream_metrics.sidecar.timers import Timers
 
 
@@ -61,6 +62,7 @@ class Owned:
         self.notices: list[Notice] = []
         self.lost_windows: list[Window] = []
         self.is_caught_up = False
+        self.standstill = Standstill()
         self.began_at = now
         self.replayed = 0
         self._note = note

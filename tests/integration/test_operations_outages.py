@@ -89,12 +89,17 @@ def test_nothing_above_an_open_transaction_is_published_until_it_ends(broker: Br
         # Whatever a read_committed reader may see by now, it has seen: its end is below the open transaction.
         sidecar.wait_until(lambda: sidecar.deployment.committed()[0] == 0, "its position is committed")
         assert sidecar.results() == []
+        line = sidecar.process.wait_for("a producer's transaction is open")
+        assert (line["level"], line["partition"], line["offset"]) == ("warning", 0, 0)
+        assert sidecar.metric("consumer_lag") >= 5
         holder.commit_transaction(30)
         sidecar.wait_for_results(2)
         (result,) = sidecar.results("default")
         assert result.metrics["rollout/num_training_samples"] == 2
         assert result.metrics["rollout/episode_raw_reward"] == 0.5
         sidecar.wait_until_read()
+        sidecar.process.wait_for("a partition is read on")
+        sidecar.wait_until(lambda: sidecar.metric("consumer_lag") == 0, "no lag")
 
 
 def test_a_cluster_that_can_keep_no_transactions_is_waited_for_with_its_reason(
