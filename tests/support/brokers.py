@@ -60,6 +60,8 @@ _SETTINGS = {
     # A killed broker registers again only once its old session is over (9 s by default).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
+    # It looks for transactions that are too old every 10 s by default, and tests wait for that.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "5",

@@ -67,6 +67,8 @@ class SidecarProcess:
         self.name = name
         self.settings = settings
         self._log_path = log_path
+        self._log_bytes = 0
+        self._log_lines: list[dict[str, Any]] = []
         command = [sys.executable, "-m", "stream_metrics"]
         if stumble is not None or host is not None:
             changes = {"host": host, "point": None, "count": 0, "how": 0}
@@ -93,9 +95,13 @@ class SidecarProcess:
 
     def log(self) -> list[dict[str, Any]]:
         """Returns the whole log lines so far; what isn't one of ours comes as the message of a line."""
-        text = self._log_path.read_bytes()
-        lines = text[: text.rfind(b"\n") + 1].splitlines()
-        return [_parsed(line) for line in lines]
+        with self._log_path.open("rb") as log:
+            log.seek(self._log_bytes)
+            text = log.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._log_bytes += len(whole)
+        self._log_lines += map(_parsed, whole.splitlines())
+        return list(self._log_lines)
 
     def said(self, start: str) -> list[dict[str, Any]]:
         """Returns the log lines whose message starts so."""
