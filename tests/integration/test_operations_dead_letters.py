@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from confluent_kafka import Producer
 
 from stream_metrics.testing import close, sample
 from support.brokers import Broker
@@ -122,6 +123,26 @@ def test_a_dead_letter_larger_than_its_topic_takes_is_cut_and_leaves_its_hash(br
         assert _origin(cut)["value_sha256"] == hashlib.sha256(noise).hexdigest()
         assert keyed.value == b"x" and keyed.key is not None and noise.startswith(keyed.key)
         assert not sidecar.process.said("a dead letter was too large")
+
+
+def test_values_of_ten_megabytes_are_read_like_any_other(broker: Broker, tmp_path: Path) -> None:
+    with operated(broker.bootstrap, tmp_path) as sidecar:
+        topic = create_topic(broker.bootstrap, "large", config={"max.message.bytes": "20000000"})
+        sidecar.deployment.input_topic = topic
+        noise = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(330_000)).hex()[:10_000_000]
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "message.max.bytes": 20_000_000, "log_level": 0})
+        for event in (sample(1, 1.0, metadata={"prompt": noise}), sample(1, 0.0, metadata={"prompt": noise})):
+            producer.produce(topic, json.dumps(event).encode(), partition=0)
+        producer.produce(topic, noise.encode(), partition=0)
+        producer.produce(topic, json.dumps(close(1)).encode(), partition=0)
+        assert producer.flush(60) == 0
+        sidecar.start_ready()
+        (result,) = sidecar.wait_for_results(1)
+        assert result.metrics["rollout/episode_raw_reward"] == 0.5
+        (letter,) = sidecar.wait_for_letters(1)
+        assert _origin(letter)["value_sha256"] == hashlib.sha256(noise.encode()).hexdigest()
+        sidecar.restart()
+        sidecar.wait_until_read()
 
 
 def test_a_limit_lowered_while_running_is_found_by_trying_and_does_not_loop(sidecar: Operated) -> None:
