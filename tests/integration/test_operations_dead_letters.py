@@ -84,8 +84,10 @@ def test_a_sample_of_MessagePack_counts_like_one_of_JSON(sidecar: Operated) -> N
     assert sidecar.letters() == []
 
 
-def test_nothing_but_poison_and_tombstones_moves_the_offset_to_the_end(sidecar: Operated) -> None:
-    sidecar.start_ready()
+@pytest.mark.parametrize("queue", [100_000, 10])
+def test_nothing_but_poison_and_tombstones_moves_the_offset_to_the_end(sidecar: Operated, queue: int) -> None:
+    """However few records the client takes before it says that its queue is full."""
+    sidecar.start_ready(kafka_config=f"queue.buffering.max.messages={queue}")
     sidecar.send(*([b"poison"] * 3_000), *([None] * 500))
     sidecar.wait_until_read()
     assert sidecar.deployment.committed()[0] == 3_500
