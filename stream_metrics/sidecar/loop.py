@@ -50,6 +50,9 @@ from stream_metrics.sidecar.transactions import LATE_JOIN, AbortedError, OutReco
 BATCH: Final = 1_000
 """So many records, with all that is made of them, stay in a core's own cache."""
 
+_MAX_BATCH: Final = 8_000
+_RECORDS_A_WINDOW: Final = 4
+
 BEHIND_COMMIT_SECONDS: Final = 0.1
 """A transaction takes as long as thousands of records, so while more are waiting, results wait for each other."""
 
@@ -311,8 +314,9 @@ class Sidecar:
             if first is None:
                 self._is_behind = False
                 return []
-            messages = [first, *self._consumer.consume(BATCH - 1, 0)]
-            self._is_behind = len(messages) == BATCH
+            size = batch_size(sum(owned.fold.num_windows for owned in self._owned.values()))
+            messages = [first, *self._consumer.consume(size - 1, 0)]
+            self._is_behind = len(messages) == size
             return messages
         except CLIENT_ERRORS as error:
             # What consume() had taken is lost with it, so there is no going on with this consumer.
@@ -798,6 +802,11 @@ class Sidecar:
             samples=owned.fold.held_samples,
             seconds=round(seconds, 3),
         )
+
+
+def batch_size(windows: int) -> int:
+    """Returns how many records to take at once: each window has its own cost, so a batch should have some for each."""
+    return min(_MAX_BATCH, max(BATCH, windows * _RECORDS_A_WINDOW))
 
 
 def _by_partition(messages: list[Message]) -> dict[int, list[Record]]:
