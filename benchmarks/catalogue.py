@@ -7,7 +7,7 @@
   `typical` (ids, reward, length, status) and `full` (all that the catalogue reads).
 - close: a window of 1,000,000 samples, in shuffled order, with rewards that are no round numbers.
 - memory: bytes of all columns of that window by sample; what names rollouts and groups is apart.
-- rows: time by sample of `Columns.extend` in rows of 1, 10, 100 and 1,000.
+- rows: time by sample of `Columns.add` in rows of 1, 10, 100 and 1,000.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ STEP = 20_000
 class CoreColumns(Columns):
     """Rewards and rollouts only: what the two core metrics need."""
 
-    def extend(self, samples: Sequence[SampleFields]) -> int:
-        samples = self._without_duplicates(samples)
-        if samples:
-            before = len(self.rollout)
+    def _take_row(self, samples: Sequence[SampleFields], *, is_plain: bool) -> None:
+        before = len(self.rollout)
+        if not is_plain:
             self._take_raw_rewards(samples, before)
             self._take_positions(samples, before)
-            self._take_rewards(samples, before)
-            self._take_rollouts(samples)
-        return len(samples)
+        self._take_rewards(samples, before)
+        self._take_rollouts(samples)
 
 
 def core_metrics(window: Window, settings: FoldSettings) -> dict[str, int | float]:
@@ -168,20 +166,20 @@ def rows(count: int) -> None:
     first: float | None = None
     for length in (1_000, 100, 10, 1):
         columns = Columns(FoldSettings())
-        seconds = _timed_rows(values, length, columns.extend)
+        seconds = _timed_rows(values, length, columns.add)
         first = first or seconds
-        print(f"extend in rows of {length:>5,}: {seconds / count * 1e9:6.0f} ns a sample, ratio {seconds / first:.2f}")
+        print(f"add in rows of {length:>5,}: {seconds / count * 1e9:6.0f} ns a sample, ratio {seconds / first:.2f}")
 
 
-def _timed_rows(values: list[bytes], length: int, extend: Callable[[Sequence[SampleFields]], int]) -> float:
-    """Returns the seconds of `extend` alone, on samples decoded just before, as a consumer's are."""
+def _timed_rows(values: list[bytes], length: int, add: Callable[[Sequence[SampleFields]], int]) -> float:
+    """Returns the seconds of `add` alone, on samples decoded just before, as a consumer's are."""
     seconds = 0.0
     for start in range(0, len(values), BATCH):
         decoded: list[Any] = [decode_fast(value) for value in values[start : start + BATCH]]
         parts = [decoded[place : place + length] for place in range(0, len(decoded), length)]
         begun = time.perf_counter()
         for part in parts:
-            extend(part)
+            add(part)
         seconds += time.perf_counter() - begun
     return seconds
 

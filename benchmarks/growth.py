@@ -22,9 +22,11 @@ from typing import Any
 from stream_metrics.core.fold import Fold
 from stream_metrics.core.record import LogRecord
 from stream_metrics.core.settings import FoldSettings
-from stream_metrics.sidecar.loop import BATCH
+from stream_metrics.sidecar.loop import batch_size
 
-MEASURED = 50_000
+MEASURED = 100_000
+"""Events a round: enough for all to happen that happens now and then."""
+
 SAMPLES_PER_ROLLOUT = 4
 GROUP = 8
 
@@ -80,22 +82,24 @@ class Case:
         self._fold = Fold(FoldSettings(), "samples", 0)
         self._numbers = numbers
         self._next = 0
-        for _ in range(0, filling, BATCH):
+        while self._next < filling:
             self._fold.feed(self._batch())
 
     def measure(self) -> float:
-        """Returns nanoseconds an event: the least of many short stretches, each too short to be interrupted often."""
-        best = float("inf")
-        for _ in range(MEASURED // BATCH):
+        """Returns nanoseconds an event."""
+        seconds = 0.0
+        count = 0
+        while count < MEASURED:
             records = self._batch()
+            count += len(records)
             begun = time.perf_counter()
             self._fold.feed(records)
-            best = min(best, time.perf_counter() - begun)
-        return best / BATCH * 1e9
+            seconds += time.perf_counter() - begun
+        return seconds / count * 1e9
 
     def _batch(self) -> list[LogRecord]:
         made = []
-        for _ in range(BATCH):
+        for _ in range(batch_size(self._fold.num_windows)):
             step, rollout = next(self._numbers)
             made.append(LogRecord(value=sample(step, self._next, rollout), offset=self._next))
             self._next += 1

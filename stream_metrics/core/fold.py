@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -68,6 +68,16 @@ _REDONE_SAMPLES: Final = 4
 _REDONE_EVENTS: Final = 16
 """So many late samples of a step, and half as many as it had; or so many events in a row too late: done again."""
 
+_PIECE_BYTES: Final = 200_000
+"""So much of the log is folded at once: with all that is made of it, it stays in a core's own cache."""
+
+_MIN_PIECE: Final = 16
+_RECORDS_A_WINDOW: Final = 4
+
+_SHORT_ROW: Final = 64
+_MAX_WAITING: Final = 50_000
+"""Samples that came in rows so short wait in their windows, as they were decoded, until there are so many of them."""
+
 _MSGPACK_HEADERS: Final = [("content-type", MSGPACK.encode())]
 
 _FAR_STEPS: Final = 1_000
@@ -99,6 +109,8 @@ class Fold:
         self._check_every = max(1, settings.remember_records // _CHECKS_PER_MEMORY)
         self._next_check = 0
         self._frozen_below = 0
+        self._rows = _Rows(self._open_window)
+        self._waiting = 0
         self._max_windows = max(_MIN_WINDOWS, settings.max_samples // _SAMPLES_PER_WINDOW)
 
     @classmethod
@@ -118,15 +130,20 @@ class Fold:
         """Folds records in the order of their offsets."""
         start = 0
         while start < len(records):
-            end = len(records)
+            end = min(len(records), start + self._piece(records[start]))
             if not self.is_replaying:
                 first = records[start].offset()
                 if first >= self._next_check:
                     self._forget_unseen(first)
-                if records[-1].offset() >= self._next_check:
-                    end = bisect_left(records, self._next_check, lo=start, key=_offset_of)
+                if records[end - 1].offset() >= self._next_check:
+                    end = bisect_left(records, self._next_check, lo=start, hi=end, key=_offset_of)
             self._feed(records if end - start == len(records) else records[start:end])
             start = end
+
+    def _piece(self, record: Record) -> int:
+        """Returns how many records to fold together: so many windows as are open should have some each."""
+        size = len(record.value() or b"") + 1
+        return max(_MIN_PIECE, _PIECE_BYTES // size, _RECORDS_A_WINDOW * len(self._windows))
 
     def _feed(self, records: Sequence[Record]) -> None:
         """Folds records among which there is nothing to look for.
@@ -134,7 +151,8 @@ class Fold:
         Samples of open windows are taken together, window by window; this changes the speed and nothing else.
         """
         events = _decoded(records)
-        rows = _Rows(self._open_window)
+        rows = self._rows
+        find_row = rows.by_name.get
         row: _Row | None = None
         run_id = scope = attempt = step = None
         begin = 0  # of the records whose samples are in rows
@@ -151,6 +169,12 @@ class Fold:
             if row is not None:
                 row.take(events, row_begin, place)
                 row = step = None
+            if type(event) is Sample:
+                run_id, scope, attempt = event.run_id, event.scope, event.attempt
+                row = find_row((run_id, scope, attempt, event.step))
+                if row is not None and row.end >= 0:
+                    row_begin, step = place, event.step
+                    continue
             record = records[place]
             failure: EventError | None = None
             if event is None and record.value() is not None:
@@ -168,7 +192,7 @@ class Fold:
                 self.counts["events_samples" if type(event) is SampleBatch else "events_close"] += 1
                 if type(event) is SampleBatch and rows.take_batch(event, place):
                     continue
-            self._take_rows(rows, records, events, begin, place)
+            self._take_rows(records, events, begin, place)
             begin = place + 1
             if event is not None:
                 self._take(record, record.offset(), event)
@@ -178,7 +202,7 @@ class Fold:
                 self.counts["tombstones"] += 1
         if row is not None:
             row.take(events, row_begin, len(events))
-        self._take_rows(rows, records, events, begin, len(events))
+        self._take_rows(records, events, begin, len(events))
 
     def _open_window(self, event: Event) -> tuple[Track, Window] | None:
         """Returns the window that an event is for, with its track, where it is there and open."""
@@ -188,31 +212,37 @@ class Fold:
         window = track.windows.get(event.step)
         return None if window is None or window.state is not State.OPEN else (track, window)
 
-    def _take_rows(
-        self, rows: _Rows, records: Sequence[Record], events: Sequence[Event | None], begin: int, end: int
-    ) -> None:
+    def _take_rows(self, records: Sequence[Record], events: Sequence[Event | None], begin: int, end: int) -> None:
         """Takes the samples of all rows, which are those of the records from `begin` to before `end`."""
         if begin == end:
             return
-        made = rows.clear()
-        if self._held + sum(len(row.samples) for row in made) > self.settings.max_samples:
+        rows = self._rows.take_busy()
+        sent = sum(len(samples) for _, samples, _ in rows)
+        if self._held + sent > self.settings.max_samples:
             for place in range(begin, end):
                 event = events[place]
                 assert event is not None
                 self._take(records[place], records[place].offset(), event)
             return
-        sent = taken = 0
-        for row in made:
-            sent += len(row.samples)
-            taken += row.window.add(row.samples)
-            last = records[row.end]
-            row.window.last_offset = last.offset()
-            row.window.last_unix_ms = clock_unix_ms(last.timestamp())
-            row.track.last_seen = max(row.track.last_seen, row.window.last_offset)
-            row.track.too_late = 0
+        taken = 0
+        for row, samples, last_place in rows:
+            window, track, last = row.window, row.track, records[last_place]
+            taken += window.add(samples)
+            offset = last.offset()
+            window.last_offset = offset
+            window.last_unix_ms = clock_unix_ms(last.timestamp())
+            if offset > track.last_seen:
+                track.last_seen = offset
+            track.too_late = 0
+            if len(samples) < _SHORT_ROW:
+                self._waiting += len(samples)
         self.counts["samples"] += taken
         self.counts["duplicates"] += sent - taken
         self._held += taken
+        if self._waiting > _MAX_WAITING:
+            self._waiting = 0
+            for window in self._windows.values():
+                window.settle()
 
     def take_effects(self) -> list[Effect]:
         """Returns what has been asked for since the last call."""
@@ -233,6 +263,10 @@ class Fold:
     @property
     def held_samples(self) -> int:
         return self._held
+
+    @property
+    def num_windows(self) -> int:
+        return len(self._windows)
 
     def windows(self) -> Iterator[Window]:
         """Yields the windows in memory, oldest first."""
@@ -292,6 +326,7 @@ class Fold:
     # --- one record ----------------------------------------------------------------------------------------------
 
     def _take(self, record: Record, offset: int, event: Event) -> None:
+        self._rows.forget()
         if isinstance(event, StepClose) and event.reason not in (None, "closed"):
             self._take_own_marker(record, offset, event)
             return
@@ -348,7 +383,7 @@ class Fold:
     ) -> None:
         samples: Sequence[SampleFields] = event.samples if isinstance(event, SampleBatch) else (event,)
         is_late = window.state is State.CLOSED
-        if is_late and self._takes_no_more(window) and window.columns.has_new(samples):
+        if is_late and self._takes_no_more(window) and window.has_new(samples):
             self._set_aside(
                 record,
                 "late",
@@ -541,6 +576,7 @@ class Fold:
 
         The latter lie above what goes on (one absurd marker, say) and are forgotten alone.
         """
+        self._rows.forget()
         self._next_check = (offset // self._check_every + 1) * self._check_every
         oldest = offset - self.settings.remember_records
         for track in self._tracks.values():
@@ -671,7 +707,7 @@ class _Row:
     """Samples of one open window, from records that lie between those of others.
 
     Attributes:
-        end: Place of the last record.
+        end: Place of the last record, -1 while it has none.
     """
 
     __slots__ = ("end", "samples", "track", "window")
@@ -684,28 +720,44 @@ class _Row:
 
     def take(self, events: Sequence[Any], begin: int, end: int) -> None:
         """Takes single samples."""
-        self.samples += events[begin:end]
+        if end - begin == 1:
+            self.samples.append(events[begin])
+        else:
+            self.samples += events[begin:end]
         self.end = end - 1
 
 
 class _Rows:
-    """What a stretch of records has for windows that are open."""
+    """What a stretch of records has for windows that are open.
+
+    Attributes:
+        by_name: The rows by run, scope, attempt and step as sent; some may have no samples.
+    """
 
     def __init__(self, find: Callable[[Event], tuple[Track, Window] | None]) -> None:
-        self._find = find
-        self.clear()
-
-    def clear(self) -> Iterable[_Row]:
-        """Returns the rows and has none any more: what comes next may have closed a window."""
-        made = self._by_window.values() if hasattr(self, "_by_window") else ()
-        self._by_name: dict[tuple[str | None, str | None, int | None, int], _Row] = {}
+        self.by_name: dict[tuple[str | None, str | None, int | None, int], _Row] = {}
         self._by_window: dict[int, _Row] = {}
+        self._busy: list[_Row] = []
+        self._find = find
+
+    def forget(self) -> None:
+        """Knows no window any more, since one may not be open now. No row may have samples."""
+        self.by_name.clear()
+        self._by_window.clear()
+
+    def take_busy(self) -> list[tuple[_Row, list[SampleFields], int]]:
+        """Returns rows that have something, with their samples and last places, and leaves them without."""
+        made = [(row, row.samples, row.end) for row in self._busy]
+        for row in self._busy:
+            row.samples = []
+            row.end = -1
+        self._busy.clear()
         return made
 
     def of(self, event: Sample | SampleBatch) -> _Row | None:
         """Returns the row of the window that an event is for, None where that isn't there and open."""
         name = event.run_id, event.scope, event.attempt, event.step
-        row = self._by_name.get(name)
+        row = self.by_name.get(name)
         if row is None:
             found = self._find(event)
             if found is None:
@@ -714,7 +766,10 @@ class _Rows:
             row = self._by_window.get(found[1].first_offset)
             if row is None:
                 row = self._by_window[found[1].first_offset] = _Row(*found)
-            self._by_name[name] = row
+            self.by_name[name] = row
+        if row.end < 0:
+            row.end = 0
+            self._busy.append(row)
         return row
 
     def take_batch(self, event: SampleBatch, place: int) -> bool:

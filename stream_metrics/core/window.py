@@ -44,12 +44,12 @@ class Window:
     """
 
     __slots__ = (
+        "_columns",
         "_uncounted_duplicates",
         "attempt",
         "close_offset",
         "closed_unix_ms",
         "closing_unix_ms",
-        "columns",
         "dropped",
         "duplicates",
         "first_offset",
@@ -90,7 +90,7 @@ class Window:
         self.opened_unix_ms = self.last_unix_ms = unix_ms
         self.closing_unix_ms: int | None = None
         self.closed_unix_ms: int | None = None
-        self.columns = Columns(settings)
+        self._columns = Columns(settings)
         self.heard: dict[str, int | None] = {}
         self.producers = 1
         self.dropped: dict[str, int] = {}
@@ -102,7 +102,17 @@ class Window:
         self._uncounted_duplicates = 0
 
     def __len__(self) -> int:
-        return len(self.columns)
+        return len(self._columns)
+
+    @property
+    def columns(self) -> Columns:
+        """Its samples."""
+        self._columns.settle()
+        return self._columns
+
+    def settle(self) -> None:
+        """Puts samples that wait for others into the columns, where they take less memory."""
+        self._columns.settle()
 
     @property
     def is_complete(self) -> bool:
@@ -110,7 +120,7 @@ class Window:
         if not self.heard or len(self.heard) < self.producers or self.reason in ("data_lost", "superseded", "evicted"):
             return False
         expected = self.expected_samples
-        return expected is None or len(self.columns) >= expected
+        return expected is None or len(self) >= expected
 
     @property
     def expected_samples(self) -> int | None:
@@ -128,7 +138,7 @@ class Window:
         After the close a duplicate is counted only together with the next event that changes the result: a correction
         must not depend on how many duplicates had come when it was published.
         """
-        taken = self.columns.extend(samples)
+        taken = self._columns.add(samples)
         self._uncounted_duplicates += len(samples) - taken
         if self.state is not State.CLOSED:
             self._count_duplicates()
@@ -136,6 +146,10 @@ class Window:
             self.late_samples += taken
             self.change()
         return taken
+
+    def has_new(self, samples: Sequence[SampleFields]) -> bool:
+        """Returns whether `add` would take at least one of the samples."""
+        return self._columns.has_new(samples)
 
     def change(self) -> None:
         """Notes that a closed window's result has changed."""

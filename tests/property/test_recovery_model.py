@@ -68,7 +68,7 @@ def contents(fold: Fold):
         columns = window.columns
         made.append(
             (
-                *(getattr(window, name) for name in window.__slots__ if name not in ("columns", "is_dirty")),
+                *(getattr(window, name) for name in window.__slots__ if name not in ("_columns", "is_dirty")),
                 # NaN is not equal to itself: compare bytes
                 *((c.tobytes() if c is not None else None) for c in (columns.rollout, columns.reward)),
                 *((c.tobytes() if c is not None else None) for c in (columns.raw_reward, columns.position)),
