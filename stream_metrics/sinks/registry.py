@@ -85,6 +85,9 @@ SINKS: Final[Mapping[str, Kind]] = {
             Flag(name="entity", help="the user or team it belongs to (default: W&B's own setting)"),
             Flag(name="mode", metavar="MODE", help="online or offline (default: WANDB_MODE, or online)"),
             Flag(name="directory", metavar="DIR", help="where offline runs are kept (default: WANDB_DIR, or here)"),
+            Flag(
+                name="join", metavar="RUN=ID", help="log run RUN to W&B's run ID, which its trainer has in shared mode"
+            ),
         ),
     ),
 }

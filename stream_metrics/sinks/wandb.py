@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from stream_metrics.sinks.base import Delivery, Sink, SinkOutageError, SinkRefusedError, library
 from stream_metrics.sinks.wandb_files import RunFile
+from stream_metrics.sinks.wandb_runs import JoinedRun, OwnRun
 
 _PROJECT: Final = "stream-metrics"
 _MODES: Final = ("online", "offline")
@@ -69,6 +70,7 @@ class WandbSink(Sink):
         entity: The user or team it belongs to; None for W&B's own setting.
         mode: online or offline; None for `WANDB_MODE`, or online.
         directory: Where offline runs are kept; None for `WANDB_DIR`, or the current one.
+        join: RUN=ID where the results of a run go to the W&B run that its trainer writes to.
     """
 
     def __init__(
@@ -77,21 +79,29 @@ class WandbSink(Sink):
         entity: str | None = None,
         mode: str | None = None,
         directory: str | None = None,
+        join: str | None = None,
     ) -> None:
         self._project = project or os.environ.get("WANDB_PROJECT") or _PROJECT
         self._entity = entity
         self._mode = mode or os.environ.get("WANDB_MODE") or "online"
         self._directory = Path(directory or os.environ.get("WANDB_DIR") or ".")
         self._is_offline = self._mode == "offline"
+        self._join_text = join
+        self._joined: dict[str, str] = {}  # W&B's id by run
         self._wandb: Any = None
         self._record: Any = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._runs: dict[tuple[str, int, int], _Run] = {}  # those heard of last come last
+        self._runs: dict[tuple[str, int, int], OwnRun] = {}  # those heard of last come last
         self._series: dict[tuple[str, str], _Series] = {}
 
     def setup(self) -> None:
         if self._mode not in _MODES:
             raise SinkRefusedError(f"the mode (--mode, WANDB_MODE) must be online or offline, not {self._mode!r}")
+        if self._join_text is not None:
+            run_id, sign, own_id = self._join_text.rpartition("=")
+            if not sign or not run_id or not own_id or self._is_offline:
+                raise SinkRefusedError(f"--join takes RUN=ID, and a W&B that is online, not {self._join_text!r}")
+            self._joined = {run_id: own_id}
         os.environ.setdefault("WANDB_SILENT", "true")  # what it has to say is said in our lines
         self._wandb = library("wandb", "wandb")
         self._record = library("wandb.proto.wandb_internal_pb2", "wandb").Record
@@ -114,12 +124,13 @@ class WandbSink(Sink):
     def write(self, batch: Sequence[Delivery]) -> None:
         for delivery in batch:
             run = self._run(delivery)
-            is_point = self._is_point(delivery, run)
-            if delivery.offset >= run.next_row:
-                self._log(run, delivery, is_point=is_point)
+            with self._asking():
+                is_point = self._is_point(delivery, run)
+                if not run.has(_name(delivery.result.scope), delivery.offset):
+                    self._log(run, delivery, is_point=is_point)
 
     def flush(self) -> None:
-        for key in [key for key, run in self._runs.items() if run.next_row > run.next_sure_row]:
+        for key in [key for key, run in self._runs.items() if run.has_unsure]:
             self._settle(key)
 
     def close(self) -> None:
@@ -129,7 +140,7 @@ class WandbSink(Sink):
             self._scratch.cleanup()
             self._scratch = None
 
-    def _is_point(self, delivery: Delivery, run: _Run | None) -> bool:
+    def _is_point(self, delivery: Delivery, run: OwnRun | None) -> bool:
         """Whether a result is its step's first one, and notes it.
 
         A correction whose first result is compacted away is the point, unless W&B shows that it had that step before.
@@ -144,101 +155,100 @@ class WandbSink(Sink):
                 series.first_offsets[result.step] = -1
         return series.first_offsets.setdefault(result.step, delivery.offset) == delivery.offset
 
-    def _log(self, run: _Run, delivery: Delivery, *, is_point: bool) -> None:
+    def _log(self, run: OwnRun, delivery: Delivery, *, is_point: bool) -> None:
         result = delivery.result
-        scope = _name(result.scope) if is_point else f"corrected/{_name(result.scope)}"
-        row = {
-            f"{scope}/{_name(name.removeprefix(f'{result.scope}/'))}": number for name, number in result.metrics.items()
-        }
-        row[f"{scope}/step"] = result.step
-        with self._asking():
-            run.define(scope)
-            run.tool.log(row, step=delivery.offset, commit=True)
-        run.next_row = delivery.offset + 1
+        prefix = f"{result.scope}/"
+        numbers = {_name(name.removeprefix(prefix)): number for name, number in result.metrics.items()}
+        run.log(_name(result.scope), numbers, result.step, delivery.offset, is_point=is_point)
 
-    def _run(self, delivery: Delivery) -> _Run:
-        key = (delivery.result.run_id, delivery.result.attempt, delivery.partition)
+    def _run(self, delivery: Delivery) -> OwnRun:
+        run_id, attempt = delivery.result.run_id, delivery.result.attempt
+        key = (run_id, 0 if run_id in self._joined else attempt, delivery.partition)
         if key in self._runs:
             self._runs[key] = self._runs.pop(key)
             return self._runs[key]
         while len(self._runs) >= _MAX_OPEN_RUNS:
             oldest = next(iter(self._runs))
-            if self._runs[oldest].next_row > self._runs[oldest].next_sure_row:
+            if self._runs[oldest].has_unsure:
                 self._settle(oldest)
             with self._asking():
                 self._finish(self._runs.pop(oldest))
         run = self._runs[key] = self._open(key)
         return run
 
-    def _open(self, key: tuple[str, int, int]) -> _Run:
+    def _open(self, key: tuple[str, int, int]) -> OwnRun:
+        with self._asking():
+            return self._join(key[0]) if key[0] in self._joined else self._open_own(*key)
+
+    def _open_own(self, run_id: str, attempt: int, partition: int) -> OwnRun:
         """Begins a run, or goes on with it where W&B knows it."""
-        run_id, attempt, partition = key
-        own_id = blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()
-        rows: dict[str, Any] = {}
+        own_id = blake2b(json.dumps([run_id, attempt, partition]).encode(), digest_size=16).hexdigest()
+        values: dict[str, Any] = {}
         next_row = 0
         if self._is_offline:
             for path in sorted(self._directory.glob(f"wandb/offline-run-*/run-{own_id}.wandb")):
                 for row in RunFile(path, self._record).rows():
                     next_row = max(next_row, row.step + 1)
-                    rows |= row.values
-        with self._asking():
-            tool = self._wandb.init(
-                project=self._project,
-                entity=self._entity,
-                id=own_id,
-                name=run_id[:_MAX_TEXT] + (f" attempt {attempt}" if attempt else ""),
-                group=run_id[:_MAX_TEXT],
-                job_type="stream_metrics",
-                config={"run_id": run_id, "attempt": attempt, "partition": partition},
-                allow_val_change=True,
-                resume="allow",
-                reinit="create_new",
-                mode=self._mode,
-                dir=str(self._directory) if self._is_offline else self._scratch and self._scratch.name,
-                settings=self._settings(),
-            )
-            if not self._is_offline:
-                next_row = int(tool.starting_step)
-                rows = dict(tool.summary)
-            run = _Run(tool, next_row, rows, RunFile(Path(tool.settings.sync_file), self._record))
-            for scope in run.scopes_before():
-                run.define(scope)  # a run that is resumed forgets its x-axes
-        return run
+                    values |= row.values
+        tool = self._init(
+            own_id,
+            name=run_id[:_MAX_TEXT] + (f" attempt {attempt}" if attempt else ""),
+            group=run_id[:_MAX_TEXT],
+            job_type="stream_metrics",
+            config={"run_id": run_id, "attempt": attempt, "partition": partition},
+            allow_val_change=True,
+            resume="allow",
+            settings=self._settings(mode=self._mode),
+        )
+        if not self._is_offline:
+            next_row = int(tool.starting_step)
+            values = dict(tool.summary)
+        return OwnRun(tool, next_row, values, RunFile(Path(tool.settings.sync_file), self._record))
 
-    def _settings(self) -> Any:
+    def _join(self, run_id: str) -> OwnRun:
+        settings = self._settings(mode="shared", x_primary=False, x_label="stream_metrics", x_update_finish_state=False)
+        tool = self._init(self._joined[run_id], settings=settings)
+        return JoinedRun(tool, self._wandb.Api().run(f"{tool.entity}/{tool.project}/{tool.id}").history)
+
+    def _init(self, own_id: str, **how: Any) -> Any:
+        folder = self._directory if self._scratch is None else self._scratch.name
+        return self._wandb.init(
+            project=self._project, entity=self._entity, id=own_id, dir=str(folder), reinit="create_new", **how
+        )
+
+    def _settings(self, **more: Any) -> Any:
         # Those that begin with x_ may go with any version.
         known = self._wandb.Settings.model_fields
-        return self._wandb.Settings(**{name: value for name, value in _SETTINGS.items() if name in known})
+        own = {name: value for name, value in _SETTINGS.items() if name in known}
+        return self._wandb.Settings(**own, **more)
 
     def _settle(self, key: tuple[str, int, int]) -> None:
         """W&B has all rows of a run."""
         run = self._runs[key]
         if self._is_offline:
             self._await_file(run)
-        else:
-            with self._asking():
-                self._finish(run)
+            return
+        with self._asking():
+            self._finish(run)
             del self._runs[key]
             again = self._runs[key] = self._open(key)
-            if again.next_row < run.next_row:
-                self._abandon()
-                raise SinkOutageError(f"W&B didn't take what was logged to run {key[0]!r}")
-        run.next_sure_row = run.next_row
+            is_short = again.lacks_rows_of(run)
+        if is_short:
+            self._abandon()
+            raise SinkOutageError(f"W&B didn't take what was logged to run {key[0]!r}")
 
-    def _await_file(self, run: _Run) -> None:
+    def _await_file(self, run: OwnRun) -> None:
         until = time.monotonic() + _FILE_SECONDS
-        while True:
-            for row in run.file.rows():
-                run.next_sure_row = max(run.next_sure_row, row.step + 1)
-            if run.next_sure_row >= run.next_row:
-                return
+        run.look_into_file()
+        while run.has_unsure:
             if time.monotonic() >= until:
                 self._abandon()
                 raise SinkOutageError("what was logged doesn't come to W&B's file: is the disk full?")
             time.sleep(_LOOK_SECONDS)
+            run.look_into_file()
 
-    def _finish(self, run: _Run) -> None:
-        run.tool.finish()
+    def _finish(self, run: OwnRun) -> None:
+        run.finish()
         if not self._is_offline:
             shutil.rmtree(run.tool.settings.sync_dir, ignore_errors=True)
 
@@ -262,46 +272,12 @@ class WandbSink(Sink):
         """What the library raises, which has no common class, becomes one of the errors that the consumer knows."""
         try:
             yield
-        except SinkRefusedError:
+        except (SinkRefusedError, SinkOutageError):
             raise
         except Exception as error:
             text = str(error).strip() or type(error).__name__
             self._abandon()
             raise _refused(text) if _KEY.search(text) else SinkOutageError(f"W&B: {text}") from None
-
-
-class _Run:
-    """An open run of W&B's.
-
-    Attributes:
-        tool: It.
-        next_row: The lowest `_step` that a row to come may have.
-        next_sure_row: The same of what W&B is known to have.
-        file: What the library writes of it.
-    """
-
-    def __init__(self, tool: Any, next_row: int, rows: Mapping[str, Any], file: RunFile) -> None:
-        self.tool = tool
-        self.next_row = self.next_sure_row = next_row
-        self.file = file
-        self._scopes: set[str] = set()
-        self._before = {name: value for name, value in rows.items() if name.endswith("/step")}
-
-    def define(self, scope: str) -> None:
-        """The step is the x-axis of a scope."""
-        if scope not in self._scopes:
-            self.tool.define_metric(f"{scope}/step", hidden=True)
-            self.tool.define_metric(f"{scope}/*", step_metric=f"{scope}/step")
-            self._scopes.add(scope)
-
-    def scopes_before(self) -> list[str]:
-        """Returns the scopes, those of corrections too, of which there were rows when the run was opened."""
-        return [name.removesuffix("/step") for name in self._before]
-
-    def last_step(self, scope: str) -> int:
-        """Returns the step of the last point that W&B had of a scope when the run was opened; -1 for none."""
-        step = self._before.get(f"{scope}/step")
-        return int(step) if isinstance(step, int | float) else -1
 
 
 class _Series:

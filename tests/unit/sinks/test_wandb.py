@@ -22,7 +22,7 @@ from stream_metrics.sinks import wandb
 from stream_metrics.sinks.base import Delivery, SinkOutageError, SinkRefusedError
 from stream_metrics.sinks.wandb import WandbSink
 from stream_metrics.sinks.wandb_files import RunFile, records
-from support.wandb_server import KEY, WandbServer, offline_runs, running_server
+from support.wandb_server import KEY, StoredRun, WandbServer, offline_runs, running_server
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the library warns of in itself is its own
 
@@ -200,6 +200,54 @@ def is_child(entry: Path) -> bool:
         return int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
     except OSError:
         return False
+
+
+def test_joining_the_trainers_run_adds_rows_to_it_each_once_and_defines_nothing(
+    server: WandbServer, sinks: list[WandbSink]
+) -> None:
+    trainers = server.runs["abc"] = StoredRun("theirs", lines=['{"rollout/step": 1, "rollout/loss": 2.0}'])
+    trainers.is_shared = True
+    batch = [delivery(1, 3), delivery(1, 5, 0.25, correction=True), delivery(2, 6)]
+    for _ in range(2):  # the second life has committed nothing
+        sinks.append(WandbSink(mode="online", join="run=abc"))
+        sinks[-1].setup()
+        give(sinks[-1], *batch)
+        give(sinks[-1], delivery(1, 3, run_id="other"))
+        sinks[-1].close()
+    rows = [{key: value for key, value in row.items() if not key.startswith("_")} for row in trainers.rows]
+    assert rows[0] == {"rollout/step": 1, "rollout/loss": 2.0}
+    assert rows[1:] == [
+        {"rollout/episode_raw_reward": 0.5, "rollout/step": 1, "rollout/result_offset": 3},
+        {
+            "rollout/corrected/episode_raw_reward": 0.25,
+            "rollout/corrected/step": 1,
+            "rollout/step": 1,
+            "rollout/corrected/result_offset": 5,
+        },
+        {"rollout/episode_raw_reward": 0.5, "rollout/step": 2, "rollout/result_offset": 6},
+    ]
+    assert (trainers.name, trainers.config, trainers.is_finished) == ("theirs", {}, False)
+    assert [row["rollout/step"] for row in server.named("other").rows] == [1]
+
+
+def test_rows_that_the_trainers_run_did_not_take_come_again(server: WandbServer, sinks: list[WandbSink]) -> None:
+    server.runs["abc"] = StoredRun(is_shared=True)
+    sink = WandbSink(mode="online", join="run=abc")
+    sinks.append(sink)
+    sink.setup()
+    server.rows_status = 404
+    with pytest.raises(SinkOutageError, match="didn't take"):
+        give(sink, delivery(1, 0))
+    server.rows_status = 200
+    give(sink, delivery(1, 0))
+    assert [row["rollout/result_offset"] for row in server.runs["abc"].rows] == [0]
+
+
+@pytest.mark.parametrize("join", ["abc", "=abc", "run="])
+def test_a_run_to_join_needs_both_names(sinks: list[WandbSink], join: str) -> None:
+    sinks.append(WandbSink(mode="online", join=join))
+    with pytest.raises(SinkRefusedError, match="RUN=ID"):
+        sinks[0].setup()
 
 
 def test_more_runs_than_may_be_open_lose_nothing(
