@@ -13,6 +13,7 @@ import hashlib
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -785,13 +786,11 @@ class _Rows:
 def _decoded(records: Sequence[Record]) -> list[Event | None]:
     """Returns the event of each record, None for one that takes a closer look."""
     values = [record.value() for record in records]
-    for decode_one in (decode_fast, decode_fast_msgpack):
-        if decode_one is decode_fast_msgpack and not all(_content_type(record) == MSGPACK for record in records):
-            break
-        try:
-            return list(map(decode_one, values))  # type: ignore[arg-type]  # None raises TypeError
-        except NOT_DECODED:
-            continue
+    with suppress(*NOT_DECODED):
+        return list(map(decode_fast, values))  # type: ignore[arg-type]  # None raises TypeError
+    if _are_msgpack(records):
+        with suppress(*NOT_DECODED):
+            return list(map(decode_fast_msgpack, values))  # type: ignore[arg-type]
     made: list[Event | None] = []
     for value in values:
         try:
@@ -799,6 +798,11 @@ def _decoded(records: Sequence[Record]) -> list[Event | None]:
         except NOT_DECODED:
             made.append(None)
     return made
+
+
+def _are_msgpack(records: Sequence[Record]) -> bool:
+    headers: list[object] = [record.headers() for record in records]
+    return headers.count(_MSGPACK_HEADERS) == len(headers) or all(_content_type(one) == MSGPACK for one in records)
 
 
 def _run(event: Event) -> tuple[str, str]:
@@ -811,10 +815,7 @@ def _offset_of(record: Record) -> int:
 
 
 def _content_type(record: Record) -> str | None:
-    headers = record.headers()
-    if headers == _MSGPACK_HEADERS:
-        return MSGPACK
-    for name, value in headers or ():
+    for name, value in record.headers() or ():
         if name.lower() == "content-type" and value is not None:
             return bytes(value).decode("latin-1").split(";")[0].strip().lower()
     return None
