@@ -131,7 +131,7 @@ def test_killed_ten_times_in_a_row_it_becomes_ready_the_eleventh_time(broker: Br
                 victim = deployed.start(stumble=Stumble("after_offsets"))
                 assert victim.wait_until_ended() == -9
             sidecar = deployed.start()
-            sidecar.wait_for("step closed", deadline_seconds=20)
+            sidecar.wait_for("step closed")
             flow.finish()
         assert len(sidecar.said("waiting for the transaction coordinator")) <= 1
         assert_exact(deployed, settle(deployed))
@@ -171,7 +171,7 @@ def test_a_crash_between_offsets_and_commit_is_taken_over_at_once(broker: Broker
         )
         produce(broker.bootstrap, deployed.input_topic, [_close("r", 0)])
         sidecar = deployed.start()
-        sidecar.wait_for("step closed", deadline_seconds=10)
+        sidecar.wait_for("step closed")
         got = assert_exact(deployed, settle(deployed))
         assert [_numbers(value) for _, value in got.on_time] == [("r", 0, 2, 0.5)]
         assert deployed.committed(is_stable=True) == {0: 3}

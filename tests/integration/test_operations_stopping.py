@@ -19,8 +19,8 @@ from support.proxy import Api, Line, Proxy
 from support.topics import unique_name
 from support.traffic import Flow, Traffic
 
-GRACE_SECONDS = 7.0
-"""It takes at most 6; one more for a busy machine."""
+GRACE_SECONDS = 10.0
+"""It takes at most 6; more for a busy machine."""
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_an_idle_sidecar_ends_soon_and_leaves_the_group(sidecar: Operated, numbe
     sidecar.wait_until_read()
     _assert_ends_soon(sidecar, number)
     began = time.monotonic()
-    sidecar.start_ready()  # at once: nobody waits for a session to end
-    assert time.monotonic() - began < 5
+    sidecar.start_ready()  # at once: nobody waits for a session of 45 s to end
+    assert time.monotonic() - began < 20
 
 
 def test_a_second_signal_changes_nothing(sidecar: Operated) -> None:
