@@ -44,10 +44,12 @@ def main(
         group: The consumer group; None for `stream-metrics-sink-<name>`, or one of its own where all is taken.
         is_once: End at the end of the topic.
         is_all: Take what was taken before too, and commit nothing.
-        is_bound_to_stdin: Stop as on SIGTERM when standard input ends, and by force if that takes long.
+        is_bound_to_stdin: Run beside a sidecar: stop as on SIGTERM when standard input ends, by force if that takes
+            long, and say in each log line which sink it is.
     """
     logs.setup(settings.log_format, settings.log_level)
     if is_bound_to_stdin:
+        logs.name_lines(sink=name)
         threading.Thread(target=_stop_when_stdin_ends, daemon=True).start()
     complaints = Complaints()
     sink = open_sink(name, options)

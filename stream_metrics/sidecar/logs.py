@@ -23,6 +23,17 @@ def setup(form: Literal["text", "json"], level: str, stream: TextIO | None = Non
     LOGGER.propagate = False
 
 
+def name_lines(**fields: Any) -> None:
+    """Each line has these fields, for a process whose lines stand among those of others."""
+
+    def add(record: logging.LogRecord) -> bool:
+        record.fields = {**fields, **getattr(record, "fields", {})}
+        return True
+
+    for handler in LOGGER.handlers:
+        handler.addFilter(add)
+
+
 def flush() -> None:
     """Writes out what is buffered."""
     for handler in LOGGER.handlers:

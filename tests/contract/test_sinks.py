@@ -23,6 +23,7 @@ from stream_metrics.sinks import wandb
 from stream_metrics.sinks.base import Delivery, Sink
 from stream_metrics.sinks.mlflow import _name
 from stream_metrics.sinks.registry import SINKS, open_sink
+from support.mlflow_store import new_store
 from support.wandb_server import KEY, StoredRun, WandbServer, offline_runs, running_server
 
 ONLINE = "wandb online"
@@ -237,9 +238,7 @@ def make_tool(name: str, folder: Path, capture: pytest.CaptureFixture[bytes]) ->
     if name == ONLINE:
         return WandbOnlineTool(name, folder, capture, options={"mode": "online"})
     if name == "mlflow":
-        return MlflowTool(
-            name, folder, capture, options={"experiment": "e", "tracking_uri": f"sqlite:///{folder}/mlflow.db"}
-        )
+        return MlflowTool(name, folder, capture, options={"experiment": "e", "tracking_uri": new_store(folder)})
     raise AssertionError(f"no tests for the sink {name}")
 
 

@@ -78,7 +78,7 @@ def test_a_sink_that_always_fails_is_begun_again_and_stops_nothing(operator: Ope
     assert {line["exit_code"] for line in ends} == {ExitCode.WRONG_SETTINGS}
     waits = [line["after_seconds"] for line in ends]
     assert waits == sorted(waits) and waits[1] > waits[0]
-    assert any("can't be written" in line["message"] for line in process.log())
+    assert any("can't be written" in line["message"] and line["sink"] == "jsonl" for line in process.log())
     assert process.terminate(40) == ExitCode.OK
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from stream_metrics.events import LogPlace, StepMetrics, encode
@@ -19,6 +20,7 @@ from stream_metrics.exit_codes import ExitCode
 from support.brokers import Broker
 from support.topics import NewRecord, create_topic, produce, produce_transaction, unique_name
 from support.waiting import wait_until
+from support.wandb_server import KEY, running_server
 
 
 def record(step: int, reward: float, *, run_id: str = "run", partition: int = 0, **fields: Any) -> NewRecord:
@@ -203,3 +205,29 @@ def test_a_topic_that_is_missing_has_exit_code_3_and_a_flag_that_is_wrong_2(brok
     )
     assert refused.returncode == ExitCode.WRONG_SETTINGS
     assert b"can't be written" in refused.stderr
+
+
+def test_wandb_has_each_result_once_over_kills_and_a_wrong_key_has_exit_code_2(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="the sink wandb's library isn't installed")
+    topic, group = create_topic(broker.bootstrap), unique_name("sink")
+    arguments = command(broker, topic, "wandb", "--group", group, "--kafka-config", "heartbeat.interval.ms=500")
+    with running_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+
+        def shown() -> list[int]:
+            return [row["rollout/step"] for run in server.runs.values() for row in run.rows]
+
+        for life in range(2):
+            produce(broker.bootstrap, topic, [record(step, 0.5) for step in range(20 * life, 20 * life + 20)])
+            with running(arguments) as process:
+                wait_until(lambda: process.poll() is not None or len(shown()) > 20 * life, "results of this life", 90)  # noqa: B023
+                process.send_signal(signal.SIGKILL)
+        once(broker, topic, group, "wandb")
+        assert shown() == list(range(40))
+        monkeypatch.setenv("WANDB_API_KEY", "w" * 40)
+        refused = subprocess.run(arguments, capture_output=True, timeout=60, check=False)
+    assert refused.returncode == ExitCode.WRONG_SETTINGS
+    assert b"set WANDB_API_KEY" in refused.stderr

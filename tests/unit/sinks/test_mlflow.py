@@ -10,6 +10,7 @@ import pytest
 from stream_metrics.events import LogPlace, StepMetrics, encode
 from stream_metrics.sinks.base import Delivery, SinkOutageError, SinkRefusedError
 from stream_metrics.sinks.mlflow import MlflowSink, _name
+from support.mlflow_store import new_store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the library warns of in itself is its own
 
@@ -38,7 +39,7 @@ def delivery(step: int, reward: float, offset: int, **fields: Any) -> Delivery:
 
 
 def opened(folder: Path) -> MlflowSink:
-    sink = MlflowSink("e", f"sqlite:///{folder}/mlflow.db")
+    sink = MlflowSink("e", new_store(folder))
     sink.setup()
     return sink
 
@@ -46,7 +47,7 @@ def opened(folder: Path) -> MlflowSink:
 def points(folder: Path, name: str) -> list[tuple[int, float]]:
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    client = MlflowClient(tracking_uri=new_store(folder))
     (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
     assert run.info.run_name == "run"
     return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
