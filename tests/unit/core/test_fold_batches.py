@@ -1,0 +1,111 @@
+"""Records fold the same however many come together: what is taken in rows, and what breaks a row."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from stream_metrics.core.fold import Fold
+from stream_metrics.core.settings import FoldSettings
+from stream_metrics.events import MSGPACK
+from stream_metrics.testing import MemoryLog, close, sample, samples
+
+MSGPACK_HEADERS = [("content-type", MSGPACK.encode())]
+
+
+def outcome(log: MemoryLog, at_once: int, **settings) -> tuple[list, str, dict[str, int]]:
+    """Returns what is asked for, the note, and the counts."""
+    fold = Fold(FoldSettings(**settings), log.topic, log.partition)
+    effects = []
+    for start in range(0, len(log.records), at_once):
+        fold.feed(log.records[start : start + at_once])
+        effects += fold.take_effects()
+    effects += fold.take_corrections()
+    return effects, fold.note(log.next_offset).encode(), {name: count for name, count in fold.counts.items() if count}
+
+
+def assert_the_same_in_any_batches(log: MemoryLog, **settings) -> None:
+    one_by_one = outcome(log, 1, **settings)
+    assert one_by_one[0]
+    for at_once in (2, 7, 1_000):
+        assert outcome(log, at_once, **settings) == one_by_one
+
+
+def test_null_and_absent_name_the_same_window_whose_samples_stay_in_order():
+    log = MemoryLog()
+    named = ({}, {"attempt": None}, {"run_id": None}, {"scope": None, "attempt": 0}, {"run_id": "default"})
+    for number in range(40):
+        log.append(sample(1, float(number), rollout_id=0, **named[number * 7 % 5]))
+    log.append(close(1))
+    assert_the_same_in_any_batches(log, rollout_reward="last")
+    assert outcome(log, 1_000, rollout_reward="last")[0][0].result.metrics["rollout/episode_raw_reward"] == 39.0
+
+
+def test_windows_mixed_sample_by_sample_are_kept_apart():
+    log, rng = MemoryLog(), random.Random(3)
+    for number in range(600):
+        run = f"r{rng.randrange(3)}"
+        step = rng.randrange(6)
+        if rng.random() < 0.2:
+            log.append(samples(step, [{"reward": 0.1 * one, "rollout_id": one} for one in range(3)], run_id=run))
+        else:
+            log.append(sample(step, rng.random(), run_id=run, rollout_id=rng.randrange(9), sample_id=number // 2))
+    for run in ("r0", "r1", "r2"):
+        for step in range(6):
+            log.append(close(step, run_id=run))
+    assert_the_same_in_any_batches(log)
+
+
+def test_what_is_no_event_breaks_no_row_and_keeps_its_place():
+    log = MemoryLog()
+    for number in range(60):
+        log.append(sample(1, 0.5, rollout_id=number))
+        if number % 20 == 7:
+            log.append(b"poison")
+        if number % 20 == 11:
+            log.append(None)
+        if number % 20 == 13:
+            log.append(b'{"type":"sample","step":1,"reward":NaN}')
+        if number % 20 == 17:
+            log.append(sample(0, 1.0))
+            log.append(close(0))
+    log.append(close(1))
+    assert_the_same_in_any_batches(log)
+
+
+@pytest.mark.parametrize("max_samples", [1, 10, 50])
+def test_a_batch_that_is_too_much_evicts_as_its_records_would(max_samples):
+    log, rng = MemoryLog(), random.Random(4)
+    for _ in range(200):
+        log.append(sample(rng.randrange(5), rng.random(), rollout_id=rng.randrange(9)))
+        log.append(samples(rng.randrange(5), [{"reward": 1.0}] * 3))
+    assert_the_same_in_any_batches(log, max_samples=max_samples)
+
+
+def test_messagepack_and_json_may_share_a_batch():
+    log = MemoryLog()
+    for number in range(30):
+        event = sample(1, number / 7, rollout_id=number)
+        if number % 3:
+            log.append(msgspec.msgpack.encode(event), headers=MSGPACK_HEADERS)
+        else:
+            log.append(event, headers=MSGPACK_HEADERS if number % 2 else None)
+    log.append(msgspec.msgpack.encode(sample(1, 0.5)))  # nothing says that it is MessagePack
+    log.append(msgspec.msgpack.encode(close(1)), headers=[("Content-Type", b"application/msgpack; v=1")])
+    assert_the_same_in_any_batches(log)
+    effects, _, counts = outcome(log, 1_000)
+    assert counts["samples"] == 30 and counts["dead_letters_undecodable"] == 1 and len(effects) == 2
+
+
+def test_samples_that_wait_for_others_are_bounded(monkeypatch):
+    monkeypatch.setattr("stream_metrics.core.fold._MAX_WAITING", 100)
+    log, rng = MemoryLog(), random.Random(5)
+    for number in range(2_000):
+        log.append(sample(number % 40, rng.random(), rollout_id=rng.randrange(9)))
+    fold = Fold(FoldSettings(), log.topic, log.partition)
+    for start in range(0, 2_000, 50):
+        fold.feed(log.records[start : start + 50])
+        assert sum(len(window._columns._waiting) for window in fold.windows()) <= 100 + 50
+    assert sum(len(window.columns.rollout) for window in fold.windows()) == fold.held_samples == 2_000
