@@ -14,11 +14,12 @@ from stream_metrics.sidecar.watchdog import _LOOKS, Watchdog
 
 @pytest.fixture
 def said() -> Iterator[io.StringIO]:
-    handlers, propagate = logs.LOGGER.handlers[:], logs.LOGGER.propagate
+    logger = logs.LOGGER
+    before = logger.handlers[:], logger.level, logger.propagate
     stream = io.StringIO()
     logs.setup("text", "info", stream)
     yield stream
-    logs.LOGGER.handlers[:], logs.LOGGER.propagate = handlers, propagate
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def _watch(turns: list[int]) -> None:
