@@ -59,6 +59,9 @@ class Sink:
             SinkOutageError: It isn't now.
         """
 
+    def begin(self) -> None:
+        """Partitions were given, and another process may have fed the tool meanwhile. Asks the tool nothing."""
+
     def recall(self, delivery: Delivery) -> None:
         """Notes a result that the tool took in an earlier life. Each start brings all that are still in the topic."""
 

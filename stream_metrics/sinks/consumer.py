@@ -154,6 +154,7 @@ class SinkConsumer:
         self._uncommitted.clear()
         self._ended.clear()
         self._attempts.clear()
+        self._sink.begin()
         _log.info("reading", extra={"fields": {"topic": self._topic, "partitions": len(partitions)}})
 
     def _take(self, messages: Iterable[Message], committed: dict[int, int]) -> None:

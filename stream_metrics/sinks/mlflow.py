@@ -60,6 +60,9 @@ class MlflowSink(Sink):
         except self._error as error:
             raise _told(error) from None
 
+    def begin(self) -> None:
+        self._runs.clear()  # what MLflow has of them is to be asked again
+
     def write(self, batch: Sequence[Delivery]) -> None:
         try:
             for delivery in batch:

@@ -93,6 +93,7 @@ class WandbSink(Sink):
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._runs: dict[tuple[str, int, int], OwnRun] = {}  # those heard of last come last
         self._series: dict[tuple[str, str], _Series] = {}
+        self._is_stale = False
 
     def setup(self) -> None:
         if self._mode not in _MODES:
@@ -118,10 +119,16 @@ class WandbSink(Sink):
             if not self._wandb.login(prompt=False, verify=True):
                 raise _refused("there is none")
 
+    def begin(self) -> None:
+        self._is_stale = True
+
     def recall(self, delivery: Delivery) -> None:
         self._is_point(delivery, None)
 
     def write(self, batch: Sequence[Delivery]) -> None:
+        if self._is_stale and self._runs:  # a run goes on where it thinks that W&B is, over what others put there
+            self._abandon()
+        self._is_stale = False
         for delivery in batch:
             run = self._run(delivery)
             with self._asking():

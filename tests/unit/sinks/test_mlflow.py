@@ -68,6 +68,15 @@ def test_a_correction_whose_first_result_was_compacted_away_is_the_point(tmp_pat
     assert points(tmp_path, "corrected/rollout/episode_raw_reward") == []
 
 
+def test_a_step_that_another_process_gave_meanwhile_is_corrected_beside_its_point(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
+    sink.write([delivery(1, 0.5, 0)])
+    opened(tmp_path).write([delivery(2, 0.5, 1)])
+    sink.begin()
+    sink.write([delivery(2, 0.25, 2, correction=True)])
+    assert points(tmp_path, "rollout/episode_raw_reward") == [(1, 0.5), (2, 0.5)]
+
+
 def test_names_that_mlflow_does_not_take_are_changed_and_stay_apart(tmp_path: Path) -> None:
     opened(tmp_path).write([delivery(1, 0.5, 0)])
     assert points(tmp_path, _name("", "rollout/values/a:b")) == [(1, 1)]

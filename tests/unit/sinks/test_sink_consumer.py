@@ -141,6 +141,10 @@ class Recorder(Sink):
         self.client = client
         self.failures = list(failures)
         self.setup_failures: list[Exception] = []
+        self.began_at: list[int] = []
+
+    def begin(self) -> None:
+        self.began_at.append(len(self.client.calls))
 
     def setup(self) -> None:
         if self.setup_failures:
@@ -261,8 +265,10 @@ def test_a_stop_during_an_outage_commits_nothing() -> None:
 def test_after_a_rebalance_during_an_outage_all_that_is_not_committed_comes_again() -> None:
     client = Client([value(1), value(2)], committed=1)
     client.at_poll = [lambda: None, client.rebalance]
-    run(client, Recorder(client, [SinkOutageError("down")] * 2))
+    sink = Recorder(client, [SinkOutageError("down")] * 2)
+    run(client, sink)
     assert client.calls == ["recall 1", "write 2", "recall 1", "write 2", "write 2", "flush", "commit 2"]
+    assert sink.began_at == [0, 2]  # another process may have fed the tool in between
 
 
 def test_what_was_consumed_while_partitions_were_taken_away_is_left_to_who_has_them_now() -> None:

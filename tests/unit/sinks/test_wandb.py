@@ -202,6 +202,17 @@ def is_child(entry: Path) -> bool:
         return False
 
 
+def test_a_partition_that_was_with_another_process_meanwhile_goes_on_behind_its_rows(
+    online: WandbSink, server: WandbServer
+) -> None:
+    give(online, delivery(1, 0))
+    (run,) = server.runs.values()
+    run.lines.append('{"_step": 1, "rollout/step": 2, "rollout/episode_raw_reward": 0.5}')
+    online.begin()
+    give(online, delivery(2, 1), delivery(3, 2))
+    assert shown(server) == [(0, 0.5), (1, 0.5), (2, 0.5)]
+
+
 def test_joining_the_trainers_run_adds_rows_to_it_each_once_and_defines_nothing(
     server: WandbServer, sinks: list[WandbSink]
 ) -> None:
