@@ -41,6 +41,7 @@ class Line:
         delay_seconds: Before each piece, in each direction.
         bytes_per_second: At most, per connection and direction; 0 for no bound.
         swallowed: Kinds of requests that don't arrive; all others do.
+        unanswered: Kinds of requests that arrive, after which nothing comes back through their connection.
     """
 
     is_cut: bool = False
@@ -48,12 +49,14 @@ class Line:
     delay_seconds: float = 0.0
     bytes_per_second: int = 0
     swallowed: frozenset[Api] = frozenset()
+    unanswered: frozenset[Api] = frozenset()
 
 
 @dataclass(eq=False)
 class _Connection:
     client: str
     ends: list[asyncio.StreamWriter] = field(default_factory=list)
+    is_mute: bool = False
 
     def abort(self) -> None:
         for end in self.ends:
@@ -78,7 +81,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._server: asyncio.Server | None = None
         self.num_connections = 0
-        self.swallowed: Counter[Api] = Counter()
+        self.swallowed: Counter[Api] = Counter()  # and left without an answer
         self.num_bytes = 0
 
     def __enter__(self) -> Proxy:
@@ -164,16 +167,19 @@ class Proxy:
             await self._pass_request(connection, size + await reader.readexactly(int.from_bytes(size, "big")), writer)
 
     async def _pass_request(self, connection: _Connection, request: bytes, writer: asyncio.StreamWriter) -> None:
-        number = int.from_bytes(request[4:6], "big")
-        for api in self._line(connection).swallowed:
+        number, line = int.from_bytes(request[4:6], "big"), self._line(connection)
+        for api in line.swallowed | line.unanswered:
             if api == number:
                 self.swallowed[api] += 1
-                return
+                if api in line.swallowed:
+                    return
+                connection.is_mute = True
         await self._pass(connection, request, writer)
 
     async def _pump(self, connection: _Connection, reader: Any, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK_BYTES):
-            await self._pass(connection, data, writer)
+            if not connection.is_mute:
+                await self._pass(connection, data, writer)
         raise ConnectionResetError
 
     async def _pass(self, connection: _Connection, data: bytes, writer: asyncio.StreamWriter) -> None:
