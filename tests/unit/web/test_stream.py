@@ -112,10 +112,9 @@ def test_a_query_that_makes_no_sense_is_no_error(query: str) -> None:
 
 def test_a_stream_ends_with_its_page() -> None:
     made = Served(0)
+    has_ended = threading.Event()
     with reading(made) as stream:
         stream.until("hello")
-        closing = threading.Thread(target=made.close)
-        closing.start()
-        assert stream.ends()
-        closing.join(SECONDS)
-        assert not closing.is_alive()
+        threading.Thread(target=lambda: stream.ends() and has_ended.set(), daemon=True).start()
+        made.close()
+        assert has_ended.wait(SECONDS)
