@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import signal
 import socket
 import time
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ from stream_metrics import __version__
 from stream_metrics.commands._sinks import Sinks
 from stream_metrics.config import Settings
 from stream_metrics.exit_codes import ExitCode
-from stream_metrics.sidecar import logs
+from stream_metrics.sidecar import logs, process
 from stream_metrics.sidecar.errors import SidecarError
 from stream_metrics.sidecar.health import Health
 from stream_metrics.sidecar.loop import Sidecar
@@ -25,9 +24,6 @@ from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.watchdog import Watchdog
 from stream_metrics.web.page import Page
 from stream_metrics.web.server import Answer, Server
-
-GC_THRESHOLD: Final = 100_000
-"""New objects from which the collector looks for garbage in cycles; a batch of records has thousands for a moment."""
 
 
 def main(settings: Settings, config_file: str | None = None) -> int:
@@ -62,9 +58,7 @@ def main(settings: Settings, config_file: str | None = None) -> int:
     sinks.start()
     code = ExitCode.OK
     Watchdog(lambda: health.turned_at).start()
-    # A record's objects live for a millisecond and what a step keeps is no garbage: looking for cycles mostly costs.
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
+    process.tune()
     try:
         sidecar.run()
     except SidecarError as error:
