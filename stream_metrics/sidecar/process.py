@@ -1,4 +1,4 @@
-"""What the sidecar asks of its process: how memory is kept and when garbage is looked for. Results don't depend on it."""
+"""What the sidecar asks of its process: how memory is kept, when garbage is looked for. Results don't depend on it."""
 
 from __future__ import annotations
 
