@@ -1,6 +1,7 @@
 """`python -m stream_metrics` on the embedded broker: the same sidecar, but for questions that the mock doesn't answer.
 
-It names a controller that doesn't exist, so that each question about rights and settings would be waited for.
+It names a controller that doesn't exist, so that each question about rights, settings and the topic's id would be
+waited for.
 """
 
 from __future__ import annotations
@@ -12,10 +13,24 @@ import sys
 import threading
 
 from stream_metrics.sidecar import loop, topics
+from stream_metrics.sidecar.input_topic import InputTopic
+
+
+class NamelessTopic(InputTopic):
+    """A topic without an id, as brokers before 2.8 have them."""
+
+    def id(self) -> str:
+        return ""
+
+    def look(self, now: float) -> str:
+        return ""
 
 
 class MockTopics(topics.Topics):
-    """Topics whose rights and settings can't be asked for."""
+    """Topics whose rights, settings and ids can't be asked for."""
+
+    def input_topic(self) -> InputTopic:
+        return NamelessTopic(self._admin, self._settings.input_topic)
 
     def _check_rights(self) -> None:
         pass
