@@ -45,7 +45,15 @@ from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.takeover import Takeover
 from stream_metrics.sidecar.timers import marker
 from stream_metrics.sidecar.topics import Topics
-from stream_metrics.sidecar.transactions import LATE_JOIN, AbortedError, OutRecord, TooLargeError, Transactions
+from stream_metrics.sidecar.transactions import (
+    CALL_SECONDS,
+    LATE_JOIN,
+    AbortedError,
+    OutRecord,
+    TooLargeError,
+    Transactions,
+    broker_answers,
+)
 
 BATCH: Final = 1_000
 """So many records, with all that is made of them, stay in a core's own cache."""
@@ -65,6 +73,9 @@ MAX_PENDING: Final = 2_000
 
 RESTORE_STALL_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 2.0
+FORGOTTEN_SECONDS: Final = 10.0
+"""A consumer that finds no broker for so long, where a new client finds one, won't find it any more."""
+
 _MIN_DEAD_LETTER_BYTES: Final = 8_192
 
 
@@ -112,7 +123,7 @@ class Sidecar:
         self._is_flood_said = False
         self._commits_fail_since: float | None = None
         self._next_try = 0.0
-        self._last_commit = self._last_tick = monotonic()
+        self._last_commit = self._last_tick = self._answered_at = monotonic()
         self._consumer: Consumer = None  # type: ignore[assignment]  # made by each start
         self._transactions: Transactions = None  # type: ignore[assignment]
         self._takeover: Takeover = None  # type: ignore[assignment]
@@ -228,7 +239,7 @@ class Sidecar:
         self._consumer.subscribe(
             [settings.input_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
-        self._last_commit = self._last_tick = self._monotonic()
+        self._last_commit = self._last_tick = self._answered_at = self._monotonic()
         self._commits_fail_since = None
         self._next_try = 0.0
         logs.info(
@@ -409,8 +420,10 @@ class Sidecar:
         )
 
     def _tick(self, now: float) -> None:
-        if self._health.is_broker_away:
-            self._look_for_broker()
+        if self._health.is_broker_away or not self._has_joined:
+            self._look_for_broker(now)
+        else:
+            self._answered_at = now
         self._look_at_topic(now)
         for owned in list(self._owned.values()):
             if owned.is_restoring:
@@ -425,12 +438,21 @@ class Sidecar:
         self._say_flood()
         self._measure()
 
-    def _look_for_broker(self) -> None:
+    def _look_for_broker(self, now: float) -> None:
+        if self._consumer_finds_broker(POLL_SECONDS):
+            self._answered_at = now
+            self._say_broker_back()
+        elif now - self._answered_at > FORGOTTEN_SECONDS:
+            self._answered_at = now  # a new client takes its time, so not at each tick
+            if broker_answers(self._settings.client_config()) and not self._consumer_finds_broker(CALL_SECONDS):
+                raise RestartError("the consumer doesn't find the broker any more")
+
+    def _consumer_finds_broker(self, timeout: float) -> bool:
         try:
-            self._consumer.list_topics(self._settings.input_topic, timeout=POLL_SECONDS)
+            self._consumer.list_topics(self._settings.input_topic, timeout=timeout)
         except KafkaException:
-            return
-        self._say_broker_back()
+            return False
+        return True
 
     def _look_at_stalled(self, owned: Owned) -> None:
         """A log that ends before what was committed from it isn't the log it was."""

@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from stream_metrics.sidecar import logs
 from stream_metrics.sidecar.errors import (
@@ -122,6 +123,7 @@ class Transactions:
         turn: Callable[[], None],
     ) -> None:
         self.transactional_id = transactional_id
+        self._config = config
         self._timeout_seconds = timeout_seconds
         self._is_stopping = is_stopping
         self._turn = turn
@@ -327,15 +329,22 @@ class Transactions:
         if self._is_stopping():
             raise StoppingError
         is_over = self._begun_at and time.monotonic() - self._begun_at > self._timeout_seconds
-        if is_over and self._broker_answers():
+        if is_over and broker_answers(self._config):
             # The broker has given the transaction up and is there again, so what the client waits for may never come.
             raise RestartError("a transaction has taken too long", is_replaced_perhaps=True)
 
-    def _broker_answers(self) -> bool:
-        try:
-            return bool(self._producer.list_topics(timeout=CALL_SECONDS).brokers)
-        except CLIENT_ERRORS:
-            return False
+
+def broker_answers(config: dict[str, Any]) -> bool:
+    """Returns whether a broker is there, as a new client finds it.
+
+    One that has been told of no brokers, as a single broker does for a moment when it was cut off and is back, forgets
+    those it had and asks nobody any more.
+    """
+    plain = {name: value for name, value in config.items() if name != "error_cb"}
+    try:
+        return bool(AdminClient({**plain, "log_level": 0}).list_topics(timeout=CALL_SECONDS).brokers)
+    except CLIENT_ERRORS:
+        return False
 
 
 def _served(function: Callable[..., Any], *arguments: Any) -> Any:

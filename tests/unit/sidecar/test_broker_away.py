@@ -1,14 +1,17 @@
-"""Which of the client's errors say that the broker is away. Nothing is connected to."""
+"""When the broker is taken for away, and when the client for one that won't find it again. Nothing is connected to."""
 
 from __future__ import annotations
 
 import time
 
-from confluent_kafka import KafkaError
+import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from stream_metrics.config import Settings
+from stream_metrics.sidecar import loop
+from stream_metrics.sidecar.errors import RestartError
 from stream_metrics.sidecar.health import Health
-from stream_metrics.sidecar.loop import Sidecar
+from stream_metrics.sidecar.loop import FORGOTTEN_SECONDS, Sidecar
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 
 ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
@@ -40,3 +43,45 @@ def test_a_producer_that_has_lost_all_brokers_matters_only_in_a_transaction() ->
     assert health.ready()[0]
     sidecar._on_producer_error(ALL_DOWN)
     assert not health.ready()[0]
+
+
+class _Consumer:
+    """A consumer that finds the broker, or not."""
+
+    def __init__(self) -> None:
+        self.finds_broker = False
+        self.asked: list[float] = []
+
+    def list_topics(self, _: str, timeout: float) -> None:
+        self.asked.append(timeout)
+        if not self.finds_broker:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+
+def _ticking(monkeypatch: pytest.MonkeyPatch, *, is_there: bool) -> tuple[Sidecar, _Consumer, Health]:
+    sidecar, health, _ = _sidecar()
+    consumer = _Consumer()
+    sidecar._consumer = consumer  # type: ignore[assignment]  # all that it needs
+    monkeypatch.setattr(loop, "broker_answers", lambda _: is_there)
+    health.is_broker_away = True
+    sidecar._answered_at = 0.0
+    return sidecar, consumer, health
+
+
+def test_a_consumer_that_has_forgotten_its_broker_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar, consumer, _ = _ticking(monkeypatch, is_there=True)
+    sidecar._look_for_broker(FORGOTTEN_SECONDS)
+    assert len(consumer.asked) == 1
+    with pytest.raises(RestartError, match="doesn't find the broker"):
+        sidecar._look_for_broker(FORGOTTEN_SECONDS + 1)
+    assert consumer.asked[-1] > consumer.asked[0]  # it is given more time before it is given up
+
+
+def test_a_broker_that_nobody_finds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar, consumer, health = _ticking(monkeypatch, is_there=False)
+    for second in range(100):
+        sidecar._look_for_broker(float(second))
+    assert not health.ready()[0]
+    consumer.finds_broker = True
+    sidecar._look_for_broker(100.0)
+    assert health.ready()[0]

@@ -92,6 +92,7 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(transactions, "Producer", FakeProducer)
     made = Bench()
+    monkeypatch.setattr(transactions, "AdminClient", lambda _: made.producer)
     yield made
     if made.producer.hang is not None:
         made.producer.hang.set()
