@@ -4,7 +4,7 @@
 import { Chart, RANGES } from "./chart.js";
 import { Runs } from "./runs.js";
 import { Steps } from "./steps.js";
-import { drawClosed, drawLetters, drawOpen, told } from "./tables.js";
+import { PAGE, drawClosed, drawLetters, drawOpen, told } from "./tables.js";
 import { count, gap, number, visible } from "./text.js";
 
 const RETRY_MS = 3000;
@@ -150,9 +150,9 @@ function named(columns, row) {
 // Where somebody reads older pages they don't move on under the eyes, but by whole pages.
 function keepPage(added) {
   state.added = (state.added ?? 0) + added;
-  if (state.added >= 50) {
-    state.page += Math.floor(state.added / 50);
-    state.added %= 50;
+  if (state.added >= PAGE) {
+    state.page += Math.floor(state.added / PAGE);
+    state.added %= PAGE;
   }
 }
 
@@ -269,10 +269,10 @@ function drawRanges() {
 
 function drawClosedSteps() {
   const [from, end, total] = drawClosed(at("closed"), state.steps, state.page, state.reasons);
-  at("closed-note").textContent = !total ? "" : total <= 50 ? `${count(total)}` : `${count(from + 1)} to ${count(end)} of ${count(total)}, newest first`;
+  at("closed-note").textContent = !total ? "" : total <= PAGE ? `${count(total)}` : `${count(from + 1)} to ${count(end)} of ${count(total)}, newest first`;
   at("newer").disabled = from === 0;
   at("older").disabled = end >= total;
-  at("newer").parentElement.hidden = total <= 50;
+  at("newer").parentElement.hidden = total <= PAGE;
 }
 const turn = (by) => { state.page = Math.max(0, state.page + by); state.added = 0; redraw("closed"); };
 at("newer").addEventListener("click", () => turn(-1));

@@ -3,7 +3,7 @@
 import { CORRECTED, INCOMPLETE } from "./steps.js";
 import { age, count, gap, number, time, visible } from "./text.js";
 
-const PAGE = 50;
+export const PAGE = 20;
 const OPEN_SHOWN = 40;
 const LETTERS_SHOWN = 50;
 
@@ -58,8 +58,8 @@ export function drawClosed(table, steps, page, reasons) {
     if (row.attempt < newest) made.className = "old-attempt";
     made.append(
       cell(count(row.step), "number"), cell(count(row.attempt), "number wide"), cell(count(row.samples), "number"),
-      cell(count(row.rollouts), "number"), cell(number(row.by_rollout), "number"), cell(number(row.by_sample), "number"),
-      cell(gap(row.gap), "number"), result(row, reasons),
+      cell(count(row.rollouts), "number mid"), cell(number(row.by_rollout), "number"), cell(number(row.by_sample), "number"),
+      cell(gap(row.gap), "number mid"), result(row, reasons),
       cell(row.closed_unix_s < 0 ? "–" : time(row.closed_unix_s * 1000), "wide"),
     );
     rows.push(made);

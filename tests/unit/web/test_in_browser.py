@@ -77,10 +77,13 @@ def test_the_run_with_the_newest_result_is_shown_and_all_its_numbers(browser: Br
         *("Samples", "4", "Rollouts", "2"),
     ]
     rows = browser.rows("#closed")
-    assert len(rows) == 50
+    assert len(rows) == 20
     assert rows[0][:8] == ["59", "0", "4", "2", "0.790", "0.305", "-0.485", "complete"]
-    assert rows[29][7] == "▲ incomplete: timeout"
-    assert rows[39][7] == "◆ corrected, 3 late"
+    browser.click("#older")
+    browser.wait_for_text("#closed-note", "21 to 40 of 60")
+    rows = browser.rows("#closed")
+    assert rows[9][7] == "▲ incomplete: timeout"
+    assert rows[19][7] == "◆ corrected, 3 late"
     assert "None: every record could be used." in browser.text("#letters")
     assert browser.driver.title == "run-a · step 59 · 0.790 · stream_metrics"
     assert browser.complaints() == []
@@ -231,18 +234,18 @@ def test_runs_are_found_by_search_and_keyboard_alone(browser: Browser, page: Ser
 
 
 def test_older_steps_are_a_page_away_and_do_not_move_under_the_eyes(browser: Browser, page: Served) -> None:
-    page.board.take_results(steps(count=120))
+    page.board.take_results(steps(count=50))
     browser.open(page.url)
-    browser.wait_for_text("#closed-note", "1 to 50 of 120")
+    browser.wait_for_text("#closed-note", "1 to 20 of 50")
     browser.click("#older")
-    browser.wait_for_text("#closed-note", "51 to 100 of 120")
-    assert browser.rows("#closed")[0][0] == "69"
-    page.board.take_results(steps(count=170)[120:])
-    browser.wait_for_text("#closed-note", "101 to 150 of 170")
-    assert browser.rows("#closed")[0][0] == "69"
+    browser.wait_for_text("#closed-note", "21 to 40 of 50")
+    assert browser.rows("#closed")[0][0] == "29"
+    page.board.take_results(steps(count=70)[50:])
+    browser.wait_for_text("#closed-note", "41 to 60 of 70")
+    assert browser.rows("#closed")[0][0] == "29"
     browser.click("#newer")
     browser.click("#newer")
-    browser.wait_for_text("#closed-note", "1 to 50 of 170")
+    browser.wait_for_text("#closed-note", "1 to 20 of 70")
 
 
 def test_the_theme_follows_the_system_until_one_is_chosen_which_is_remembered(browser: Browser, page: Served) -> None:
@@ -275,6 +278,7 @@ def test_on_a_phone_nothing_is_cut_off(browser: Browser, page: Served) -> None:
     browser.open(link(page, "other"), width=360, height=740, scale=2)
     browser.wait_for_text("#run", "other")
     assert browser.run("return document.documentElement.scrollWidth") == 360
+    assert browser.rows("#closed")[0] == ["2", "4", "0.220", "0.590", "complete"]
     assert not browser.find("#runs").is_displayed()
     browser.click("#runs-toggle")
     assert browser.find("#runs").is_displayed()
