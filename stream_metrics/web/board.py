@@ -201,6 +201,7 @@ class Board:
         self._open_rows: list[list[Any]] = []
         self._open_total = 0
         self._open_number = 0
+        self._letters_number = 0
         self._epoch = 0
         self._change = 0
         self._is_closed = False
@@ -215,7 +216,7 @@ class Board:
             self._num_steps = 0
             self._changes: deque[tuple[int, Series, int]] = deque(maxlen=_MAX_CHANGES)
             self._letters: deque[dict[str, Any]] = deque(maxlen=MAX_LETTERS)
-            self._letters_number = 0
+            self._letters_number += 1
             self._reasons: list[str] = []
             self._trouble = ""
             self._share: float | None = 0.0

@@ -6,6 +6,7 @@ the aggregation shares the interpreter with it; and once nobody has looked for a
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -106,8 +107,8 @@ class Reader:
                 self._pause(error.args[0].str())
             except _AnewError as error:
                 self._pause(str(error))
-            except Exception as error:  # the page is never worth the sidecar
-                self._pause(f"{type(error).__name__}: {error}")
+            except:  # noqa: E722 - the page is never worth the sidecar, and the client raises more than exceptions
+                self._pause(f"can't be read: {sys.exc_info()[1]}")
 
     def _pause(self, trouble: str) -> None:
         self._board.clear()

@@ -318,12 +318,15 @@ def test_dead_letters_are_told_by_their_headers_the_newest_of_them() -> None:
 def test_a_board_that_was_cleared_tells_everything_anew() -> None:
     board = filled(result(1))
     viewer = Viewer(("r", "rollout"))
+    board.take_letter([(f"{PREFIX}reason", b"late")], 1, PREFIX)
     board.look(viewer)
     board.clear()
     board.take_results([result(2)])
+    board.take_letter([(f"{PREFIX}reason", b"too_late")], 1, PREFIX)
     board.tell(share=None, trouble="")
-    (steps,) = told(board, viewer, "steps")
-    assert (steps["whole"], steps["columns"]["step"]) == (True, [2])
+    news = dict(board.look(viewer))
+    assert (news["steps"]["whole"], news["steps"]["columns"]["step"]) == (True, [2])
+    assert [letter["reason"] for letter in news["letters"]["rows"]] == ["too_late"]
 
 
 def test_columns_are_named_once() -> None:
