@@ -146,12 +146,27 @@ class Reader:
             elif now - wanted_at > IDLE_SECONDS:
                 self._forget()
                 return
-            if now - looked_at > _LOOK_AGAIN_SECONDS:
+            if now - looked_at > (_RETRY_SECONDS if self._complaint else _LOOK_AGAIN_SECONDS):
                 looked_at = now
-                if not self._complaint and _names(self._partitions(consumer)) != _names(places):
-                    raise _AnewError("partitions were added")
+                self._look_again(consumer, places)
             if first is not None:
                 self._stopping.wait(min(_REST * (time.thread_time() - began), _MAX_REST_SECONDS))
+
+    def _look_again(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        """Notes that the broker answers; while it is away, what has been read stays.
+
+        Raises:
+            _AnewError: The topics have other partitions than before.
+        """
+        try:
+            found = _names(self._partitions(consumer))
+        except KafkaException as error:
+            if error.args[0].code() in _PASSING:
+                return
+            raise
+        self._complaint = ""
+        if found != _names(places):
+            raise _AnewError("partitions were added")
 
     def _forget(self) -> None:
         self._wanted.clear()

@@ -133,6 +133,24 @@ def test_a_topic_that_is_missing_is_said_and_waited_for(browser: Browser, sideca
     browser.wait_for_text("#status", "live")
 
 
+def test_while_the_broker_is_away_what_is_known_stays_and_that_is_said(
+    browser: Browser, stoppable_broker: Broker, tmp_path: Path
+) -> None:
+    with operated(stoppable_broker.bootstrap, tmp_path) as sidecar:
+        sidecar.start_ready()
+        sidecar.send(sample(0, 1.0), close(0), run_id="kept")
+        browser.open(url(sidecar))
+        browser.wait_for_text("#run", "kept")
+        browser.wait_for_text("#status", "live")
+        before = browser.rows("#closed")
+        stoppable_broker.kill()
+        browser.wait_for("document.querySelector('#status').dataset.state === 'wait'")
+        assert browser.rows("#closed") == before
+        stoppable_broker.start()
+        browser.wait_for_text("#status", "live", 180)  # though nothing new has come
+        assert browser.rows("#closed") == before
+
+
 def test_what_nobody_looks_at_is_let_go_and_read_again_for_the_next_one(broker: Broker) -> None:
     settings = Settings(
         bootstrap_servers=broker.bootstrap,
