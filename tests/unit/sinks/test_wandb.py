@@ -36,7 +36,6 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WandbSer
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("HOME", str(tmp_path))  # no key of somebody's home
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        monkeypatch.setattr(wandb, "_SETTINGS", {**wandb._SETTINGS, "finish_timeout": 2.0, "init_timeout": 5.0})
         yield made
 
 
@@ -163,14 +162,20 @@ def test_a_server_that_is_away_at_the_start_is_an_outage(server: WandbServer, si
 
 
 @pytest.mark.parametrize("status", [500, 404])
-def test_rows_that_wandb_did_not_take_come_again_once(online: WandbSink, server: WandbServer, status: int) -> None:
+def test_rows_that_wandb_did_not_take_come_again_once(
+    online: WandbSink, server: WandbServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
     """At 500 the library tries on; at 404 it gives up, and says so nowhere."""
     give(online, delivery(1, 0))
-    server.rows_status = status
     batch = [delivery(2, 1), delivery(3, 2)]
-    for _ in range(2):
-        with pytest.raises(SinkOutageError):
-            give(online, *batch)
+    with monkeypatch.context() as patience:
+        patience.setattr(wandb, "_SETTINGS", {**wandb._SETTINGS, "finish_timeout": 1.0})
+        online.begin()
+        give(online)  # what was open had the old patience
+        server.rows_status = status
+        for _ in range(2):
+            with pytest.raises(SinkOutageError):
+                give(online, *batch)
     server.rows_status = 200
     give(online, *batch)
     give(online, delivery(4, 3))
