@@ -61,7 +61,7 @@ BATCH: Final = 1_000
 _MAX_BATCH: Final = 8_000
 _RECORDS_A_WINDOW: Final = 4
 
-BEHIND_COMMIT_SECONDS: Final = 0.1
+BEHIND_COMMIT_SECONDS: Final = 0.2
 """A transaction takes as long as thousands of records, so while more are waiting, results wait for each other."""
 
 POLL_SECONDS: Final = 0.1
