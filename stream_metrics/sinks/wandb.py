@@ -32,6 +32,7 @@ from stream_metrics.sinks.wandb_runs import JoinedRun, OwnRun
 
 _PROJECT: Final = "stream-metrics"
 _MODES: Final = ("online", "offline")
+_OLDEST: Final = (0, 31)
 _MAX_OPEN_RUNS: Final = 16
 _MAX_TEXT: Final = 128  # of a run's name and group
 _MAX_NAME: Final = 200
@@ -105,6 +106,9 @@ class WandbSink(Sink):
             self._joined = {run_id: own_id}
         os.environ.setdefault("WANDB_SILENT", "true")  # what it has to say is said in our lines
         self._wandb = library("wandb", "wandb")
+        if tuple(map(int, re.findall(r"\d+", self._wandb.__version__)[:2])) < _OLDEST:
+            needed = ".".join(map(str, _OLDEST))
+            raise SinkRefusedError(f"W&B's library {self._wandb.__version__} is too old, {needed} is needed")
         self._record = library("wandb.proto.wandb_internal_pb2", "wandb").Record
         if self._is_offline:
             try:

@@ -90,6 +90,15 @@ def test_every_setting_can_come_from_each_source(tmp_path: Path) -> None:
         assert load({}, {}, config_file=toml(tmp_path, f"{definition.name} = {in_file}")) == expected
 
 
+def test_sinks_are_one_a_line_of_the_variable_and_a_list_of_the_file(tmp_path: Path) -> None:
+    wanted = ("stdout", "jsonl --path 'a, b'")
+    assert load({}, {"STREAM_METRICS_SINK": "stdout\n\njsonl --path 'a, b'\n"}).sink == wanted
+    assert load({}, {}, config_file=toml(tmp_path, 'sink = ["stdout", "jsonl --path \'a, b\'"]')).sink == wanted
+    assert problems({}, {}, toml(tmp_path, "sink = [1]"))
+    settings = load({"sink": ["mlflow --tracking-uri http://me:secret@host"]}, {})
+    assert "secret" not in repr(settings)
+
+
 def test_everything_wrong_is_said_at_once_with_its_source(tmp_path: Path) -> None:
     path = toml(tmp_path, 'late = "never"\nclsoe-grace = 5\nhttp-port = "web"\ncreate-topics = 1')
     assert problems(

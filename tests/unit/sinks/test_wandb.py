@@ -149,6 +149,15 @@ def test_a_mode_that_would_lose_results_is_refused(sinks: list[WandbSink], monke
         sinks[0].setup()
 
 
+def test_a_library_that_is_too_old_is_refused(sinks: list[WandbSink], monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb as library
+
+    monkeypatch.setattr(library, "__version__", "0.19.11")
+    sinks.append(WandbSink(mode="offline"))
+    with pytest.raises(SinkRefusedError, match=r"0\.31 is needed"):
+        sinks[0].setup()
+
+
 def test_a_server_that_is_away_at_the_start_is_an_outage(server: WandbServer, sinks: list[WandbSink]) -> None:
     server.status = 500
     sink = WandbSink(mode="online")
