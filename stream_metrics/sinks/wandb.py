@@ -57,8 +57,8 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "x_save_requirements": False,
     "x_transaction_log_flush_interval": 0.1,
 }
-"""A sink's runs are numbers alone: nothing of its machine, its code or what it prints. The consumer tries on where W&B
-is away, and hears of a stop, so the library needn't for long."""
+"""A sink's runs are numbers alone: no system metrics, no code, nothing that it prints. The consumer tries on where W&B is
+away, and hears of a stop, so the library needn't for long."""
 
 _log = logging.getLogger(__name__)
 
