@@ -122,6 +122,13 @@ class Broker(ABC):
     def close(self) -> None:
         """Broker and data are gone."""
 
+    def _hold(self, address: str) -> None:
+        """Nobody is given this port as a free one; a proxy that asks for it by number, and shares it, gets it."""
+        host, _, port = address.rpartition(":")
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._held.bind((host, int(port)))
+
     def restart(self) -> None:
         """The broker has shut down in order and answers again."""
         self.stop()
@@ -187,6 +194,7 @@ class ContainerBroker(Broker):
         host = "127.0.0.1" if host == "localhost" else host
         self.bootstrap = f"{host}:{port}"
         self.proxied_bootstrap = f"127.0.0.1:{proxy}"
+        self._hold(self.proxied_bootstrap)
         self.proxy_target = f"{host}:{proxied}"
         self.secured_bootstrap = f"{host}:{secured}"
         self.description = f"a container of {image}"
@@ -240,6 +248,7 @@ class ContainerBroker(Broker):
             self._is_paused = False
 
     def close(self) -> None:
+        self._held.close()
         self._container.stop()
 
     @property
@@ -268,6 +277,7 @@ class ProcessBroker(Broker):
         clients, itself, controller, proxied, proxy, secured = _free_ports(6)
         self.bootstrap = f"127.0.0.1:{clients}"
         self.proxied_bootstrap = f"127.0.0.1:{proxy}"
+        self._hold(self.proxied_bootstrap)
         self.proxy_target = f"127.0.0.1:{proxied}"
         self.secured_bootstrap = f"127.0.0.1:{secured}"
         listeners = (
@@ -312,6 +322,7 @@ class ProcessBroker(Broker):
             self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
+        self._held.close()
         self.kill()
         shutil.rmtree(self._dir, ignore_errors=True)
 

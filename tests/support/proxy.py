@@ -122,7 +122,7 @@ class Proxy:
             connection.abort()
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, *self._listen)
+        self._server = await asyncio.start_server(self._serve, *self._listen, reuse_port=True)  # the broker holds it
 
     async def _stop(self) -> None:
         assert self._server is not None

@@ -21,7 +21,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from stream_metrics.config import DEFINITIONS
-from support.topics import create_topic, unique_name
+from support.topics import create_topic, unique_name, watermarks
 from support.waiting import wait_until
 
 POINTS = (
@@ -252,7 +252,7 @@ class Deployment:
     def end_of(self, topic: str, partition: int) -> int:
         """Returns the end of one partition, open transactions included."""
         watcher = self._watcher("read_uncommitted")
-        return watcher.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)[1]
+        return wait_until(lambda: watermarks(watcher, topic, partition), f"the end of {topic}")[1]
 
     def close(self) -> None:
         """All processes are dead and all clients closed."""

@@ -201,12 +201,22 @@ def _ends(bootstrap: str, topic: str) -> dict[int, int]:
             raise KafkaException(known.error)
         ends: dict[int, int] = {}
         for partition in known.partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+            low, high = wait_until(lambda: watermarks(consumer, topic, partition), f"the end of {topic}")  # noqa: B023
             if low < high:
                 ends[partition] = high
         return ends
     finally:
         consumer.close()
+
+
+def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int] | None:
+    """Returns the first offset and the end; None while a broker that has just started doesn't lead the partition."""
+    try:
+        return consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+            return None
+        raise
 
 
 def _record(message: Message) -> Record:
