@@ -48,7 +48,7 @@ def test_each_timeout_is_a_marker_on_the_steps_own_partition_and_is_said(broker:
             assert (result.complete, result.reason, result.log.partition) == (False, "timeout", partition)
             assert result.metrics["rollout/num_training_samples"] == samples
             waited_ms = (result.closed_unix_ms or 0) - (result.opened_unix_ms or 0)
-            assert timeout * 1000 <= waited_ms < timeout * 1000 + 5_000, result
+            assert timeout * 1000 <= waited_ms < timeout * 1000 + 15_000, result
         markers = {str(one["run_id"]): one for one in _markers(sidecar)}
         assert sorted(markers) == ["alone", "closing", "idle"]
         assert markers["idle"]["seen_offset"] == sidecar.results("idle")[0].log.first_offset
