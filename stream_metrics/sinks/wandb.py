@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -50,6 +49,7 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "init_timeout": _ANSWER_SECONDS,
     "finish_timeout": _ANSWER_SECONDS,
     "finish_timeout_raises": True,
+    "use_dot_wandb": False,
     "x_disable_meta": True,
     "x_disable_stats": True,
     "x_graphql_retry_max": 1,
@@ -57,10 +57,8 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "x_save_requirements": False,
     "x_transaction_log_flush_interval": 0.1,
 }
-"""A sink's runs are numbers alone: no system metrics, no code, nothing that it prints. The consumer tries on where W&B is
-away, and hears of a stop, so the library needn't for long."""
-
-_log = logging.getLogger(__name__)
+"""A sink's runs are numbers alone: no system metrics, no code, nothing that it prints. The consumer tries on where W&B
+is away, and hears of a stop, so the library needn't for long."""
 
 
 class WandbSink(Sink):
@@ -115,6 +113,8 @@ class WandbSink(Sink):
                 self._directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise SinkRefusedError(f"{str(self._directory)!r} can't be made: {error.strerror}") from None
+            if not os.access(self._directory, os.W_OK | os.X_OK):  # the library would write elsewhere
+                raise SinkRefusedError(f"{str(self._directory)!r} can't be written to")
             return
         if self._scratch is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="stream-metrics-wandb-")
@@ -288,7 +288,9 @@ class WandbSink(Sink):
         except Exception as error:
             text = str(error).strip() or type(error).__name__
             self._abandon()
-            raise _refused(text) if _KEY.search(text) else SinkOutageError(f"W&B: {text}") from None
+            if _KEY.search(text) and not self._is_offline:
+                raise _refused(text) from None
+            raise SinkOutageError(f"W&B: {text}") from None
 
 
 class _Series:

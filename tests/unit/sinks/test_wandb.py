@@ -149,6 +149,17 @@ def test_a_mode_that_would_lose_results_is_refused(sinks: list[WandbSink], monke
         sinks[0].setup()
 
 
+def test_a_directory_that_cannot_be_written_to_is_refused(
+    sinks: list[WandbSink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SinkRefusedError, match="can't be made"):
+        begun(sinks, "offline", tmp_path / "file" / "folder")
+    monkeypatch.setattr(wandb.os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
+    with pytest.raises(SinkRefusedError, match="can't be written to"):
+        begun(sinks, "offline", tmp_path)
+
+
 def test_a_library_that_is_too_old_is_refused(sinks: list[WandbSink], monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb as library
 
