@@ -98,7 +98,7 @@ function result(row, reasons) {
 }
 
 export function drawLetters(table, letters) {
-  const newest = [...letters].sort((a, b) => (b.unix_ms ?? 0) - (a.unix_ms ?? 0)).slice(0, LETTERS_SHOWN);
+  const newest = [...letters].reverse().sort((a, b) => (b.unix_ms ?? 0) - (a.unix_ms ?? 0)).slice(0, LETTERS_SHOWN);
   fill(table, newest.map((letter) => {
     const made = document.createElement("tr");
     const where = letter.topic ? `${visible(letter.topic)} [${visible(letter.partition)}] at ${visible(letter.offset)}` : "–";

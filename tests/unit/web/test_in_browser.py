@@ -421,3 +421,32 @@ def test_it_stays_quick_with_a_thousand_runs_and_a_hundred_thousand_steps(
     page.board.take_results([result(each, run="run-000")])
     browser.wait_for_text("#figures", f"{each:,}")
     assert browser.complaints() == []
+
+
+def test_a_page_that_stays_open_takes_no_more_and_no_more_memory(
+    browser: Browser, page: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream_metrics.web.page._SPACING_SECONDS", 0.0)
+    page.board.take_results(steps(count=30))
+    browser.open(page.url)
+    browser.wait_for_text("#status", "live")
+
+    def live_through(rounds: range) -> tuple[int, int, int]:
+        """Returns heap, nodes and listeners after so many changes that were drawn."""
+        for number in rounds:
+            page.board.take_results([result(7, run="run-a", correction=True, late_samples=number), *steps("b", 3)])
+            letter(page, offset=str(number))
+            hand_over(page, *(sample(number, 1.0, run_id="run-a") for _ in range(number % 3 + 1)))
+            browser.wait_for("document.querySelector('#letters').textContent.includes(arguments[0])", f"at {number}")
+        browser.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
+        counters = browser.driver.execute_cdp_cmd("Memory.getDOMCounters", {})
+        heap = browser.driver.execute_cdp_cmd("Runtime.getHeapUsage", {})["usedSize"]
+        return heap, counters["nodes"], counters["jsEventListeners"]
+
+    for number in range(200):  # so that there are as many dead letters as there will ever be
+        letter(page, offset=f"before {number}")
+    before = live_through(range(1_000, 1_060))
+    after = live_through(range(1_060, 1_200))
+    assert after[0] - before[0] < 1_000_000
+    assert after[1] - before[1] < 500
+    assert after[2] - before[2] < 20
