@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.brokers import Broker
+from support.operations import Operated
 from support.oracle import Ledger, assert_exact, replayed, settle
 from support.sidecar_process import Deployment, SidecarProcess, deployment
 from support.topics import create_topic
@@ -172,6 +173,32 @@ def test_replicas_of_one_group_that_read_other_topics_leave_each_other_in_peace(
         for one, seconds in zip((first, second), before, strict=True):
             assert _cpu_seconds(one) - seconds < 2.5
             assert one.terminate() == 0
+
+
+def test_partitions_that_move_while_nothing_can_be_written_go_on_afterwards_wherever_they_are(
+    broker: Broker, tmp_path: Path
+) -> None:
+    seed = draw_seed()
+    with deployment(broker.bootstrap, tmp_path, PARTITIONS, assignment="cooperative", **SETTINGS) as deployed:
+        operated, output = Operated(deployed), deployed.output_topic
+        first = deployed.start("first", host="host-1")
+        traffic = Traffic(seed, runs=9, partitions=PARTITIONS, samples=60)
+        with Flow(broker.bootstrap, deployed.input_topic, traffic, records_per_second=300) as flow:
+            first.wait_for("step closed")
+            operated.set_topic_config(output, "max.message.bytes", "100")  # no result fits
+            first.wait_for("a transaction was aborted")
+            second = deployed.start("second", host="host-2")
+            wait_until_shared(deployed, first, second)
+            second.wait_for("a transaction was aborted")
+            assert second.terminate() == 0
+            wait_until_shared(deployed, first)  # it has again what it had, and had paused
+            second = deployed.start("second again", host="host-2")
+            wait_until_shared(deployed, first, second)
+            operated.set_topic_config(output, "max.message.bytes", "1000000")
+            for one in (first, second):
+                one.wait_for("step closed", len(one.said("step closed")) + 10)
+            flow.finish()
+        assert_exact(deployed, settle(deployed))
 
 
 def test_a_static_member_that_restarts_in_time_moves_no_partition(broker: Broker, tmp_path: Path) -> None:
