@@ -1,0 +1,120 @@
+"""When the loop commits, by a clock that a test turns and a consumer that a test fills. Nothing is connected to."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from stream_metrics.config import Settings
+from stream_metrics.core.record import LogRecord
+from stream_metrics.core.settings import FoldSettings
+from stream_metrics.sidecar import loop
+from stream_metrics.sidecar.health import Health
+from stream_metrics.sidecar.loop import BATCH, BEHIND_COMMIT_SECONDS, Sidecar, batch_size
+from stream_metrics.sidecar.owned import Owned
+from stream_metrics.sidecar.self_metrics import SelfMetrics
+from stream_metrics.sidecar.timers import Timers
+from stream_metrics.testing import MemoryLog, close, sample
+
+
+class _Message(LogRecord):
+    def error(self) -> KafkaError | None:
+        return None
+
+
+class _Consumer:
+    """Gives what was put in."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+
+    def poll(self, _: float) -> Any:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def consume(self, count: int, _: float) -> list[Any]:
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+
+class _Turned:
+    """A loop with one partition whose commits are noted, and not made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.commits: list[float] = []
+        self.log = MemoryLog()
+        sidecar = Sidecar(Settings(), "id", Health(0.5, time.monotonic), SelfMetrics(), monotonic=lambda: self.now)
+        owned = Owned(FoldSettings(), "t", 0, start=0, committed=0, note=None, timers=Timers(3600, 60))
+        self.consumer = sidecar._consumer = _Consumer()  # type: ignore[assignment]
+        sidecar._owned[0] = owned
+
+        def commit(live: list[Owned]) -> None:
+            self.commits.append(self.now)
+            for one in live:
+                one.pending.clear()
+
+        monkeypatch.setattr(sidecar, "_commit", commit)
+        self._sidecar = sidecar
+
+    def put(self, *events: dict[str, Any]) -> None:
+        for event in events:
+            record = self.log.append(event)
+            self.consumer.waiting.append(_Message(value=record.value(), offset=record.offset()))
+
+    def turn(self) -> None:
+        messages = self._sidecar._consume()
+        if messages:
+            self._sidecar._fold(messages)
+        self._sidecar._commit_if_due()
+
+
+@pytest.fixture
+def turned(monkeypatch: pytest.MonkeyPatch) -> _Turned:
+    return _Turned(monkeypatch)
+
+
+def test_a_result_is_committed_at_once_where_no_more_records_wait(turned):
+    turned.put(sample(1, 1.0), close(1))
+    turned.turn()
+    assert turned.commits == [0.0]
+    turned.put(sample(2, 1.0))
+    turned.turn()
+    assert turned.commits == [0.0]  # no result, and the interval isn't over
+
+
+def test_results_share_a_commit_while_full_batches_come(turned):
+    for step in range(4):
+        turned.put(close(step), *[sample(step + 1, 1.0)] * (BATCH - 1))
+    turned.turn()
+    turned.turn()
+    assert turned.commits == []
+    turned.now += BEHIND_COMMIT_SECONDS
+    turned.turn()
+    assert turned.commits == [BEHIND_COMMIT_SECONDS]
+    turned.turn()
+    assert turned.commits == [BEHIND_COMMIT_SECONDS]
+    turned.turn()  # nothing waits any more
+    assert turned.commits == [BEHIND_COMMIT_SECONDS] * 2
+
+
+def test_a_batch_grows_with_the_windows_and_not_for_ever():
+    assert batch_size(0) == batch_size(10) == BATCH
+    assert BATCH < batch_size(1_000) < batch_size(10**6) == batch_size(10**7)
+
+
+def test_errors_among_messages_are_told_by_identity(turned):
+    """A client's error that is compared with None raises, and not always where it was compared."""
+
+    class Failed(_Message):
+        def error(self) -> KafkaError:
+            return KafkaError(KafkaError._PARTITION_EOF)
+
+    turned.put(sample(1, 1.0), close(1))
+    turned.consumer.waiting.append(Failed(value=None, offset=2))
+    turned.turn()
+    assert turned.commits == [0.0]
+    assert turned._sidecar._owned[0].is_caught_up
+    assert loop._by_partition([]) == {}
