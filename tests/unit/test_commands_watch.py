@@ -250,6 +250,18 @@ def test_the_screen_says_that_the_sidecar_is_gone() -> None:
                 assert screen.exit_code() == ExitCode.OK
 
 
+def test_the_command_line_gives_it_address_run_and_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("stream_metrics.commands.watch.main", lambda *given, **named: calls.append((given, named)) or 0)
+    assert cli.main(["watch"]) == ExitCode.OK
+    assert cli.main(["watch", "h:1", "--run", "r", "--scope", "eval", "--lines"]) == ExitCode.OK
+    assert cli.main(["watch", "--bootstrap-servers", "h:1"]) == ExitCode.WRONG_SETTINGS
+    assert calls == [
+        (("http://127.0.0.1:8080",), {"run": None, "scope": None, "is_lines": False}),
+        (("h:1",), {"run": "r", "scope": "eval", "is_lines": True}),
+    ]
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:99999", "http://[", ":"])
 def test_what_is_no_address_is_wrong_usage(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["watch", url]) == ExitCode.WRONG_SETTINGS
