@@ -1,13 +1,15 @@
 # The sidecar: a wheel built in one stage, installed in an environment of its own, and nothing of the build beside it.
+# Libraries of sinks for `run --sink`: --build-arg EXTRAS=wandb,tensorboard
 ARG PYTHON_IMAGE=python:3.12-slim
 
 FROM ${PYTHON_IMAGE} AS build
+ARG EXTRAS=
 WORKDIR /src
 COPY pyproject.toml README.md* LICENSE ./
 COPY stream_metrics stream_metrics
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
  && python -m venv /opt/stream-metrics \
- && /opt/stream-metrics/bin/pip install --no-cache-dir /wheels/*.whl
+ && /opt/stream-metrics/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)${EXTRAS:+[$EXTRAS]}"
 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/stream-metrics /opt/stream-metrics
