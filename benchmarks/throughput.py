@@ -105,7 +105,7 @@ def commands(form: load.Form, only: Sequence[str]) -> dict[str, list[str]]:
 
 
 def measure(bootstrap: str, samples: int, rounds: int, forms: Sequence[load.Form], only: Sequence[str] = ()) -> list:
-    """Returns a row for each form and peer, with the median of the rounds and the ratio to the sidecar."""
+    """Returns a row for each form and peer."""
     topics, steps = load.write(bootstrap, samples, forms)
     found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
@@ -133,8 +133,7 @@ def row(form: str, name: str, samples: int, ones: Sequence[dict[str, Any]]) -> d
         "form": form,
         "name": name,
         "samples_per_second": round(statistics.median(rates)),
-        "lowest": round(min(rates)),
-        "highest": round(max(rates)),
+        "by_round": [round(rate) for rate in rates],
         "peak_mib": round(max(one["peak_mib"] for one in ones)),
         "cpu_us": round(statistics.median(one["cpu_seconds"] / samples * 1e6 for one in ones), 2),
         "is_right": None if ones[0]["is_right"] is None else all(one["is_right"] for one in ones),

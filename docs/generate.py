@@ -12,6 +12,9 @@ from stream_metrics.exit_codes import MEANINGS
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import report  # noqa: E402
 
 
 def settings_table() -> str:
@@ -63,7 +66,14 @@ def generated() -> dict[Path, str]:
     deploying = ROOT / "docs" / "deploying.md"
     told = with_part(deploying.read_text(), "self-metrics", self_metrics_table())
     told = with_part(told, "alerts", alerts_table())
-    return {readme: text, ROOT / "docs" / "metrics.md": catalogue_docs.render(), deploying: told}
+    measured = report.read()
+    text = with_part(text, "speed", report.readme_table(measured))
+    return {
+        readme: text,
+        ROOT / "docs" / "metrics.md": catalogue_docs.render(),
+        deploying: told,
+        report.PAPER: report.paper(measured),
+    }
 
 
 def main() -> int:
