@@ -420,6 +420,8 @@ class Fold:
         if (marker.producer or "") in window.heard:
             if window.disagrees(marker) and not window.is_called_disagreeing:
                 window.is_called_disagreeing = True
+                if not self.is_replaying:
+                    self.counts["disagreeing_markers"] += 1
                 self._notice(
                     "marker_disagrees",
                     window,

@@ -87,6 +87,9 @@ class SelfMetrics:
         self.incomplete = counter("incomplete_results_total", "On-time results that were not complete.")
         self.corrections = counter("corrections_total", "Corrected results.")
         self.redone = counter("redone_steps_total", "Times that late events looked like a step done again.")
+        self.disagreeing = counter(
+            "disagreeing_markers_total", "Steps that a producer closed twice, with different numbers."
+        )
         self.evicted = counter("evicted_windows_total", "Steps closed to make room.")
         self.floors_dropped = counter("floors_dropped_total", "Runs forgotten altogether to make room.")
         self.timeouts = counter("timeout_markers_total", "Timeout markers written.")
@@ -128,6 +131,7 @@ class SelfMetrics:
             "incomplete_results": self.incomplete,
             "corrections": self.corrections,
             "redone_steps": self.redone,
+            "disagreeing_markers": self.disagreeing,
             "evicted_windows": self.evicted,
             "floors_dropped": self.floors_dropped,
             "events_samples": self.events.labels("samples"),

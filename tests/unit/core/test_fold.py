@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stream_metrics.core.effects import Notice, Publish, SetAside
 from stream_metrics.core.fold import Fold
-from stream_metrics.core.replay_note import decode_note
+from stream_metrics.core.replay_note import decode_note, name_hash
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.testing import MemoryLog, close, sample, samples
 
@@ -61,7 +61,8 @@ def test_an_attempt_far_above_the_others_is_said():
     log = MemoryLog()
     log.append(sample(1, 1.0, attempt=1))
     log.append(sample(1, 1.0, attempt=10**6))
-    assert "attempt_far_above" in notices(fold_of(log))
+    said = {one.kind: one.message for one in fold_of(log).take_effects() if isinstance(one, Notice)}
+    assert "go on with attempts above it or with another run_id" in said["attempt_far_above"]
 
 
 def test_start_times_as_attempts_leap_without_a_word():
@@ -93,6 +94,24 @@ def test_one_absurd_marker_makes_no_later_step_too_late_and_pins_nothing():
     log.append(sample(10**12, 1.0))
     fold.feed(log.records[-1:])
     assert reasons(fold) == ["too_late"]
+
+
+def test_one_absurd_sample_makes_no_later_step_too_late_and_its_timeout_ends_what_it_pins():
+    log = MemoryLog()
+    log.append(sample(10**12, 1.0))
+    for step in range(200):
+        log.append(sample(step, 1.0))
+        log.append(close(step))
+    fold = fold_of(log, remember_records=50)
+    effects = fold.take_effects()
+    assert [(one.result.step, one.result.reason) for one in effects] == [(step, "closed") for step in range(200)]
+    log.append(close(10**12, reason="timeout", seen_offset=0))
+    for step in range(200, 260):
+        log.append(sample(step, 1.0))
+        log.append(close(step))
+    fold.feed(log.records[401:])
+    assert results(fold) == [(10**12, "timeout"), *((step, "closed") for step in range(200, 260))]
+    assert log.next_offset - fold.replay_from(log.next_offset) < 60
 
 
 def test_an_absurd_marker_before_a_pause_makes_no_later_step_too_late():
@@ -149,6 +168,8 @@ def test_thousands_of_runs_keep_the_note_small():
     fold.feed(log.records)
     note = fold.note(log.next_offset)
     assert len(note.floors) <= 128
+    newest = [name_hash(f"run-{run}", "rollout") for run in range(3000 - len(note.floors), 3000)]
+    assert [floor.name for floor in note.floors] == newest
     assert len(note.encode()) < 3900
     assert decode_note(note.encode()) == note
 

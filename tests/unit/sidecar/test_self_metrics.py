@@ -72,6 +72,13 @@ def test_what_was_taken_is_not_taken_again() -> None:
     assert _value(metrics, "results_total") == 1
 
 
+def test_two_trainers_under_one_run_id_are_counted_once_a_step() -> None:
+    metrics = SelfMetrics()
+    ends = [close(step, expected_samples=count) for step in (1, 2) for count in (5, 7, 9)]
+    _fed(metrics, *ends, close(3, expected_samples=5), close(3, expected_samples=5), batch=3)
+    assert _value(metrics, "disagreeing_markers_total") == 2
+
+
 def test_every_series_is_there_before_anything_has_happened() -> None:
     """Else an alert on the growth of a counter never sees its first event."""
     metrics = SelfMetrics()

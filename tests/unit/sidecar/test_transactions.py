@@ -155,6 +155,30 @@ def test_an_answer_that_is_an_error_is_handled_like_that_of_any_call(bench: Benc
     assert bench.producer.calls[-1] == "abort"
 
 
+@pytest.mark.parametrize("call", ["begin", "send", "commit"])
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError.UNKNOWN_PRODUCER_ID, KafkaError.TRANSACTION_COORDINATOR_FENCED, KafkaError.INVALID_TXN_STATE],
+)
+def test_an_error_that_ends_a_transaction_alone_is_aborted_and_the_next_one_goes_through(
+    bench: Bench, code: int, call: str
+) -> None:
+    bench.producer.errors[call] = [KafkaError(code, "abortable", False, False, True)]
+    with pytest.raises(AbortedError):
+        bench.run()
+    assert bench.producer.calls[-1] == "abort"
+    bench.run()
+    assert bench.producer.calls[-1] == "commit"
+
+
+@pytest.mark.parametrize("code", [KafkaError.CONCURRENT_TRANSACTIONS, KafkaError.NOT_COORDINATOR])
+def test_a_coordinator_that_is_busy_or_has_moved_is_asked_again(bench: Bench, code: int) -> None:
+    for call in ("begin", "send", "commit"):
+        bench.producer.errors[call] = [KafkaError(code, "passes", False, True)] * 2
+    bench.run()
+    assert bench.producer.calls == [*["begin"] * 3, *["send"] * 3, *["commit"] * 3]
+
+
 def test_a_commit_without_an_answer_is_asked_again_and_never_aborted(bench: Bench) -> None:
     bench.producer.errors["commit"] = [KafkaError(KafkaError._TIMED_OUT, "resume", False, True)] * 3
     bench.run()
