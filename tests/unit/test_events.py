@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -210,6 +213,29 @@ def test_integers_past_64_bits_stay_exact_where_they_are_identifiers() -> None:
     big = 123456789012345678901234567890
     assert _decoded(_sample(b'"rollout_id":%d,"index":%d,"sample_id":%d' % (big, big, -big))).rollout_id == big
     assert _decoded(_sample(b'"rollout_id":%d,"reward":NaN' % big)).rollout_id == big
+
+
+def test_memory_stays_as_it_is_whatever_integers_come() -> None:
+    """Where the library kept a reference of each, 300 kB would be left."""
+    taken = [_sample(b'"rollout_id":1234567890123456789012345')]
+    refused = [b'{"type":"sample","step":1234567890123456789012345}', _sample(b'"attempt":%d' % 10**24)]
+
+    def decode_often() -> int:
+        for _ in range(3_000):
+            for value in taken:
+                decode(value)
+            for value in refused:
+                with contextlib.suppress(EventError):
+                    decode(value)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = decode_often()
+        assert decode_often() - before < 20_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**31, 2**53 - 2, MAX_INTEGER])

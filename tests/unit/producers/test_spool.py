@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from stream_metrics.producers.spool import Spool, read_lines
 
@@ -53,6 +57,28 @@ def test_a_full_spool_says_how_much_it_took(tmp_path: Path) -> None:
     assert "full" in str(one.trouble)
     assert drained(one) == LINES[:3]
     assert one.append(LINES[3:4]) == 1
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_line_is_said_and_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, write, room = spool(tmp_path), os.write, 2 * len(LINES[0]) + 10
+
+    def fills_up(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "write", fills_up)
+    assert one.append(LINES) == 2
+    assert "No space left" in str(one.trouble)
+    monkeypatch.undo()  # somebody has made room
+    assert one.append(LINES[2:]) == 8
+    assert one.trouble is None
+    assert drained(one) == LINES
 
 
 def test_a_later_process_of_the_run_takes_over_what_was_left(tmp_path: Path) -> None:

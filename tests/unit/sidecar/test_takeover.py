@@ -12,7 +12,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from stream_metrics.config import Settings
 from stream_metrics.core.fold import Fold
 from stream_metrics.core.replay_note import ReplayNote
-from stream_metrics.sidecar.errors import StateRefusedError
+from stream_metrics.sidecar import takeover as module
+from stream_metrics.sidecar.errors import RestartError, StateRefusedError
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.takeover import Takeover
@@ -95,3 +96,35 @@ def test_a_first_start_knows_the_topic_it_reads() -> None:
 
 def test_a_broker_that_does_not_say_which_topic_it_is_is_asked_again() -> None:
     assert _take(3, _note("A").encode(), "A", errors=3).topic_id == "A"
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError._TIMED_OUT, KafkaError.NOT_COORDINATOR])
+@pytest.mark.parametrize("answers_after", [60.0, None], ids=["in time", "never"])
+def test_offsets_that_an_open_transaction_holds_up_are_waited_for_with_one_word_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, code: int, answers_after: float | None
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(module.logs, "warning", lambda message, **_: said.append(message))
+    now = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def committed(partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        pause(timeout)
+        if answers_after is None or now < answers_after:
+            raise KafkaException(KafkaError(code))
+        return partitions
+
+    consumer: Any = SimpleNamespace(committed=committed, get_watermark_offsets=lambda *_, **__: (0, 100))
+    topic: Any = SimpleNamespace(id=lambda: "A")
+    takeover = Takeover(Settings(), consumer, topic, SelfMetrics(), lambda: now, pause, lambda: False)
+    if answers_after is not None:
+        (owned,) = takeover.take([TopicPartition(TOPIC, 0)])
+        assert owned.next_offset == 0
+    else:
+        with pytest.raises(RestartError, match="the broker doesn't answer"):
+            takeover.take([TopicPartition(TOPIC, 0)])
+        assert now < module.BUDGET_SECONDS + 5
+    assert said == ["waiting for the broker to say where to start"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,31 @@ def test_gauges_are_of_the_latest_step_and_say_how_good_it_is(gauges: Prometheus
         f"stream_metrics_result_late_samples{labels} 4.0",
         f"stream_metrics_result_closed_timestamp_seconds{labels} 1.7000000005e+09",
     }
+
+
+def test_a_scrape_while_steps_close_has_numbers_of_one_step(gauges: PrometheusSink) -> None:
+    may_end = threading.Event()
+
+    def write() -> None:
+        step = 0
+        while not may_end.is_set():
+            step += 1
+            gauges.write([delivery(step)])
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        seen = set()
+        while len(seen) < 20:
+            shown = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in scraped(gauges)}
+            if shown:
+                step = shown['stream_metrics_result_step{run_id="run",scope="rollout"}']
+                of = 'stream_metrics_result{metric="%s",run_id="run",scope="rollout"}'
+                assert (shown[of % "step"], shown[of % "episode_raw_reward"]) == (step, step / 8)
+                seen.add(step)
+    finally:
+        may_end.set()
+        writing.join()
 
 
 def test_a_newer_attempt_takes_the_gauges_back_to_its_step(gauges: PrometheusSink) -> None:
