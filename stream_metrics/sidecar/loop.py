@@ -415,6 +415,16 @@ class Sidecar:
         low, high = self._takeover.watermarks(owned.partition)
         if owned.next_offset > high:
             raise StateRefusedError(_made_anew(owned.topic, owned.partition, owned.next_offset, high))
+        for window in owned.fold.open_windows():
+            logs.error(
+                "an open step is lost: retention removed its samples, and unread what came after them",
+                run_id=window.run_id,
+                scope=window.scope,
+                attempt=window.attempt,
+                step=window.step,
+                partition=owned.partition,
+                samples=len(window),
+            )
         raise RestartError(
             f"retention removed offsets {owned.next_offset} to {low - 1} of {owned.topic}[{owned.partition}] unread"
         )

@@ -109,6 +109,8 @@ def test_late_too_late_and_superseded_samples_are_set_aside_with_their_reason(si
     sidecar.send(sample(3, 0.0), sample(1, 0.0), sample(1, 1.0, attempt=1), sample(3, 0.0), run_id="r")
     reasons = [_origin(letter)["reason"] for letter in sidecar.wait_for_letters(3)]
     assert reasons == ["late", "too_late", "superseded"]
+    sidecar.wait_until_read()  # records that no result comes of move the offset too
+    sidecar.wait_until(lambda: sidecar.metric("consumer_lag") == 0, "lag 0")
 
 
 def test_a_dead_letter_larger_than_its_topic_takes_is_cut_and_leaves_its_hash(broker: Broker, tmp_path: Path) -> None:

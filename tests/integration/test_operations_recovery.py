@@ -135,6 +135,8 @@ def test_a_log_cut_in_the_middle_of_a_step_gives_it_incomplete_and_once_over_two
     (result,) = sidecar.wait_for_results(1, "cut")
     assert (result.complete, result.reason, result.correction) == (False, "data_lost", False)
     assert result.metrics["rollout/num_training_samples"] == 2
+    hit = sidecar.process.said("a step is incomplete for good")
+    assert [(line["run_id"], line["step"], line["samples_left"]) for line in hit] == [("cut", 1, 2), ("whole", 7, 1)]
     assert sidecar.metric("lost_records_total") == 4
     sidecar.wait_until_read()
     for _ in range(2):
@@ -183,6 +185,30 @@ def test_a_log_emptied_under_a_running_sidecar_changes_nothing(sidecar: Operated
     sidecar.send(close(1))
     (result,) = sidecar.wait_for_results(1)
     assert result.complete and result.metrics["rollout/num_training_samples"] == 1
+
+
+def test_a_running_sidecar_that_retention_overtakes_says_what_it_lost_and_goes_on(sidecar: Operated) -> None:
+    sidecar.start_ready(close_grace=1)
+    sidecar.send(sample(1, 1.0), sample(1, 1.0), run_id="cut")
+    sidecar.wait_until_read()
+    sidecar.process.freeze()
+    for _ in range(8):  # one by one: no more than the first of them answers the fetch that is under way
+        sidecar.send(sample(1, 0.0), run_id="cut")
+    sidecar.delete_records(8)
+    sidecar.process.thaw()
+    anew = sidecar.process.wait_for("beginning anew from the committed offsets")
+    assert f"{sidecar.deployment.input_topic}[0] unread" in anew["why"]
+    line = sidecar.process.wait_for("retention removed what steps in memory were made from")
+    assert (line["level"], line["lost_from"], line["lost_to"]) == ("error", 0, 7)
+    assert line["lost_unread"] in (4, 5, 6)
+    (lost,) = sidecar.process.said("an open step is lost")
+    assert (lost["level"], lost["run_id"], lost["step"]) == ("error", "cut", 1) and lost["samples"] in (2, 3, 4)
+    # Two are left of it, and what the trainer says it sent shows that these aren't all.
+    sidecar.send(close(1, expected_samples=10), sample(2, 1.0), close(2), run_id="cut")
+    results = {one.step: one for one in sidecar.wait_for_results(2, "cut")}
+    assert (results[1].complete, results[1].metrics["rollout/num_training_samples"]) == (False, 2)
+    assert results[2].complete
+    sidecar.wait_until_read()
 
 
 def test_records_that_are_not_what_was_committed_are_refused_with_what_to_do(sidecar: Operated) -> None:

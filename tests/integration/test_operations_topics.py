@@ -123,6 +123,24 @@ def test_partitions_added_while_running_are_found_and_read_from_their_start(side
     sidecar.wait_until_read()
 
 
+def test_a_step_that_partitions_were_added_in_the_middle_of_is_incomplete_wherever_its_parts_are(
+    sidecar: Operated,
+) -> None:
+    often = "topic.metadata.refresh.interval.ms=500"
+    sidecar.start_ready(kafka_config=often, close_grace=1, idle_timeout=3)
+    sidecar.send(sample(1, 1.0, sample_id="a"), sample(1, 1.0, sample_id="b"), run_id="moved", partition=0)
+    sidecar.add_partitions(2)
+    # The trainer's client sends the rest elsewhere; the one sample whose fate it didn't know it sends again.
+    rest = [sample(1, 0.0, sample_id="b"), sample(1, 0.0, sample_id="c"), close(1, expected_samples=3)]
+    sidecar.send(*rest, run_id="moved", partition=1)
+    results = sidecar.wait_for_results(2, "moved")
+    assert {one.log.partition for one in results} == {0, 1}
+    assert [(one.complete, one.reason) for one in results] == [(False, "timeout")] * 2
+    assert [one.metrics["rollout/num_training_samples"] for one in results] == [2, 2]
+    sidecar.wait_until(lambda: sidecar.metric("split_runs_total") == 1, "it is counted")
+    assert sidecar.process.said("a run is on two partitions")[0]["run_id"] == "moved"
+
+
 def test_a_run_on_two_partitions_is_named_once_and_counted(broker: Broker, tmp_path: Path) -> None:
     with operated(broker.bootstrap, tmp_path, partitions=2) as sidecar:
         sidecar.start_ready()
