@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from stream_metrics.core.effects import SetAside
 from stream_metrics.core.record import CREATE_TIME, NO_TIMESTAMP, LogRecord
@@ -114,3 +118,19 @@ def test_headers_that_alone_are_too_large_are_dropped_and_it_is_said() -> None:
     assert (letter.key, letter.value) == (b"k", b"v")
     assert _origin(letter)["headers_dropped"] == "true"
     assert all(name.startswith(PREFIX) for name, _ in letter.headers)
+
+
+def test_a_client_whose_queue_is_full_keeps_nothing_of_the_letters_that_it_refuses() -> None:
+    """Older clients kept the headers: a kilobyte of each."""
+    nobody = Producer({"bootstrap.servers": "127.0.0.1:1", "queue.buffering.max.messages": 1, "log_level": 0})
+    letter = _letter(LogRecord(value=b"x", topic="in"), message="wrong " * 80)
+
+    def refused(count: int) -> int:
+        for _ in range(count):
+            with contextlib.suppress(BufferError):
+                nobody.produce("letters", value=letter.value, headers=letter.headers)  # type: ignore[arg-type]
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = refused(5_000)
+    assert refused(40_000) - before < 10 * 2**20
+    nobody.purge()
