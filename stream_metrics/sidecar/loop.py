@@ -539,14 +539,19 @@ class Sidecar:
         )
         opened = [window.opened_unix_ms for window in open_windows if window.opened_unix_ms is not None]
         metrics.oldest_open_seconds.set(max(0.0, (self._unix_ms() - min(opened)) / 1000) if opened else 0.0)
-        metrics.lag.set(sum(self._lag(one) for one in owned))
+        ask_until = self._monotonic() + CALL_SECONDS
+        metrics.lag.set(sum(self._lag(one, ask_until) for one in owned))
         self._health.not_ready = self._why_not_ready(owned)
 
-    def _lag(self, owned: Owned) -> int:
-        try:
-            _, high = self._consumer.get_watermark_offsets(TopicPartition(owned.topic, owned.partition), cached=True)
-        except KafkaException:
-            return 0
+    def _lag(self, owned: Owned, ask_until: float = 0.0) -> int:
+        """Returns how far the log goes beyond what has been read, 0 where that can't be known."""
+        at, high = TopicPartition(owned.topic, owned.partition), 0
+        with suppress(KafkaException):
+            _, high = self._consumer.get_watermark_offsets(at, cached=True)
+            # A paused partition fetches nothing, so the client hears of no newer end.
+            is_paused = self._commits_fail_since is not None and not self._health.is_broker_away
+            if is_paused and self._monotonic() < ask_until:
+                _, high = self._consumer.get_watermark_offsets(at, timeout=POLL_SECONDS)
         return max(0, high - owned.next_offset)
 
     def _why_not_ready(self, owned: list[Owned]) -> str:

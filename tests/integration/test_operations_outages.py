@@ -57,6 +57,28 @@ def test_a_broker_that_was_away_under_load_is_gone_on_from_by_itself(
         assert sidecar.process.exit_code is None
 
 
+def test_while_the_output_topic_takes_nothing_reading_stops_and_the_lag_shows(broker: Broker, tmp_path: Path) -> None:
+    with operated(broker.bootstrap, tmp_path) as sidecar:
+        output = sidecar.deployment.output_topic
+        sidecar.start_ready()
+        sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready")
+        sidecar.set_topic_config(output, "max.message.bytes", "100")
+        sidecar.send(sample(1, 1.0), close(1))
+        line = sidecar.process.wait_for("a result is larger than the output topic takes")
+        assert (line["level"], line["topic"]) == ("error", output)
+        sidecar.wait_until(lambda: "transactions fail" in sidecar.get("/readyz")[1], "not ready, and why")
+        sidecar.send(*[sample(2, 1.0)] * 20_000, close(2))
+        sidecar.wait_until(lambda: sidecar.metric("consumer_lag") >= 20_000, "a lag")
+        assert sidecar.metric("held_samples") <= 1  # what waits, waits in the log
+        assert sidecar.get("/healthz")[0] == 200
+        sidecar.set_topic_config(output, "max.message.bytes", "1000000")
+        first, second = sidecar.wait_for_results(2)
+        assert [one.metrics["rollout/num_training_samples"] for one in (first, second)] == [1, 20_000]
+        sidecar.wait_until(lambda: sidecar.metric("consumer_lag") == 0, "no lag")
+        sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready again")
+        assert len(sidecar.process.said("a transaction was aborted")) == 1
+
+
 def test_aborted_data_is_never_counted(broker: Broker, tmp_path: Path) -> None:
     with operated(broker.bootstrap, tmp_path) as sidecar:
         topic = sidecar.deployment.input_topic

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from stream_metrics.testing import close, sample
 from support.brokers import Broker
 from support.operations import Operated, operated
+from support.sidecar_process import Stumble
 
 
 @pytest.fixture
@@ -50,6 +53,23 @@ def test_a_first_start_from_the_latest_record_leaves_out_what_was_there_once_and
     sidecar.start_ready(start="latest")
     (result,) = sidecar.wait_for_results(1)
     assert result.step == 2
+
+
+def test_a_restore_that_takes_longer_than_a_transaction_may_is_followed_by_one(sidecar: Operated) -> None:
+    sidecar.start_ready(transaction_timeout=3)
+    sidecar.send(*[sample(1, 1.0)] * 10)
+    sidecar.wait_until_read()
+    assert sidecar.process.terminate() == 0
+    sidecar.start(Stumble("restoring", how=signal.SIGSTOP), transaction_timeout=3)
+    sidecar.process.wait_until_frozen()
+    threading.Event().wait(4)  # as a long restore would take; a transaction opened before it would be too old by now
+    sidecar.process.thaw()
+    assert sidecar.process.wait_for("partition restored")["seconds"] > 3.5
+    sidecar.send(close(1))
+    (result,) = sidecar.wait_for_results(1)
+    assert result.complete and result.metrics["rollout/num_training_samples"] == 10
+    sidecar.wait_until_read()
+    assert sidecar.metric("transaction_aborts_total") == sidecar.metric("restarts_total") == 0
 
 
 # --- offsets that aren't ours -----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 
 from stream_metrics.events import StepMetrics, decode_result
 from support.brokers import _free_ports
-from support.sidecar_process import Deployment, SidecarProcess, deployment
+from support.sidecar_process import Deployment, SidecarProcess, Stumble, deployment
 from support.topics import NewRecord, Record, produce, read_topic
 from support.waiting import wait_until
 
@@ -52,10 +52,10 @@ class Operated:
         self.process: SidecarProcess = None  # type: ignore[assignment]  # until the first start
         self._port = 0
 
-    def start(self, **settings: Any) -> SidecarProcess:
+    def start(self, stumble: Stumble | None = None, **settings: Any) -> SidecarProcess:
         """Starts a replica; `settings` are more than the deployment's, or instead of them."""
         (self._port,) = _free_ports(1)
-        self.process = self.deployment.start(http_port=self._port, **settings)
+        self.process = self.deployment.start(stumble=stumble, http_port=self._port, **settings)
         return self.process
 
     def start_ready(self, **settings: Any) -> SidecarProcess:
