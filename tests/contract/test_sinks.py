@@ -24,6 +24,7 @@ from stream_metrics.sinks.base import Delivery, Sink
 from stream_metrics.sinks.mlflow import _name
 from stream_metrics.sinks.registry import SINKS, open_sink
 from support.mlflow_store import new_store
+from support.results import step_metrics
 from support.wandb_server import KEY, StoredRun, WandbServer, offline_runs, running_server
 
 ONLINE = "wandb online"
@@ -36,11 +37,6 @@ LIBRARIES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
 
 def result(step: int, reward: float, *, run_id: str = "run", scope: str = "rollout", **fields: Any) -> StepMetrics:
     made: dict[str, Any] = {
-        "attempt": 0,
-        "complete": True,
-        "reason": "closed",
-        "correction": False,
-        "late_samples": 0,
         "opened_unix_ms": 1_700_000_000_000 + step,
         "closed_unix_ms": 1_700_000_001_000 + step,
         "log": LogPlace(topic="samples", partition=0, first_offset=10 * step, close_offset=10 * step + 9),
@@ -50,7 +46,7 @@ def result(step: int, reward: float, *, run_id: str = "run", scope: str = "rollo
             f"{scope}/step": step,
         },
     }
-    return StepMetrics(run_id=run_id, scope=scope, step=step, **(made | fields))
+    return step_metrics(step, run_id=run_id, scope=scope, **(made | fields))
 
 
 def corrected(step: int, reward: float, late_samples: int = 1, **fields: Any) -> StepMetrics:

@@ -15,27 +15,18 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from stream_metrics.events import LogPlace, StepMetrics, encode
+from stream_metrics.events import encode
 from stream_metrics.exit_codes import ExitCode
 from support.brokers import Broker
+from support.results import step_metrics
 from support.topics import NewRecord, create_topic, produce, produce_transaction, unique_name
 from support.waiting import wait_until
 from support.wandb_server import KEY, running_server
 
 
 def record(step: int, reward: float, *, run_id: str = "run", partition: int = 0, **fields: Any) -> NewRecord:
-    made: dict[str, Any] = {
-        "attempt": 0,
-        "complete": True,
-        "reason": "closed",
-        "correction": False,
-        "late_samples": 0,
-        "opened_unix_ms": None,
-        "closed_unix_ms": None,
-        "log": LogPlace(topic="samples", partition=0, first_offset=0, close_offset=0),
-        "metrics": {"rollout/episode_raw_reward": reward, "rollout/step": step},
-    }
-    result = StepMetrics(run_id=run_id, scope="rollout", step=step, **(made | fields))
+    metrics = {"rollout/episode_raw_reward": reward, "rollout/step": step}
+    result = step_metrics(step, run_id=run_id, **({"metrics": metrics} | fields))
     return NewRecord(encode(result), key=result.key(), partition=partition)
 
 

@@ -11,28 +11,17 @@ from typing import Any
 
 import pytest
 
-from stream_metrics.events import LogPlace, StepMetrics, encode
+from stream_metrics.events import encode
 from stream_metrics.sinks import base
 from stream_metrics.sinks.base import Delivery, SinkRefusedError
 from stream_metrics.sinks.jsonl import JsonlSink
 from stream_metrics.sinks.prometheus import PrometheusSink
+from support.results import step_metrics
 
 
 def delivery(step: int, offset: int = 0, **fields: Any) -> Delivery:
-    made: dict[str, Any] = {
-        "run_id": "run",
-        "scope": "rollout",
-        "attempt": 0,
-        "complete": True,
-        "reason": "closed",
-        "correction": False,
-        "late_samples": 0,
-        "opened_unix_ms": None,
-        "closed_unix_ms": 1_700_000_000_500,
-        "log": LogPlace(topic="t", partition=0, first_offset=0, close_offset=0),
-        "metrics": {"rollout/episode_raw_reward": step / 8, "rollout/step": step},
-    }
-    result = StepMetrics(step=step, **(made | fields))
+    metrics = {"rollout/episode_raw_reward": step / 8, "rollout/step": step}
+    result = step_metrics(step, **({"closed_unix_ms": 1_700_000_000_500, "metrics": metrics} | fields))
     return Delivery(result, encode(result), 0, offset, 5)
 
 

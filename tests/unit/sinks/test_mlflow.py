@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from stream_metrics.events import LogPlace, StepMetrics, encode
+from stream_metrics.events import encode
 from stream_metrics.sinks.base import Delivery, SinkOutageError, SinkRefusedError
 from stream_metrics.sinks.mlflow import MlflowSink, _name
 from support.mlflow_store import new_store
+from support.results import step_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the library warns of in itself is its own
 
@@ -21,20 +22,8 @@ def library() -> None:
 
 
 def delivery(step: int, reward: float, offset: int, **fields: Any) -> Delivery:
-    made: dict[str, Any] = {
-        "run_id": "run",
-        "scope": "rollout",
-        "attempt": 0,
-        "complete": True,
-        "reason": "closed",
-        "correction": False,
-        "late_samples": 0,
-        "opened_unix_ms": None,
-        "closed_unix_ms": None,
-        "log": LogPlace(topic="t", partition=0, first_offset=0, close_offset=0),
-        "metrics": {"rollout/episode_raw_reward": reward, "rollout/values/a:b": 1, "rollout/step": step},
-    }
-    result = StepMetrics(step=step, **(made | fields))
+    metrics = {"rollout/episode_raw_reward": reward, "rollout/values/a:b": 1, "rollout/step": step}
+    result = step_metrics(step, **({"metrics": metrics} | fields))
     return Delivery(result, encode(result), 0, offset, 1_700_000_000_000)  # results of one transaction may share it
 
 

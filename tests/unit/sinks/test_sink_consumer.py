@@ -9,28 +9,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from stream_metrics.events import LogPlace, StepMetrics, encode
+from stream_metrics.events import encode
 from stream_metrics.sinks.base import Delivery, Sink, SinkOutageError, SinkRefusedError
 from stream_metrics.sinks.consumer import SinkConsumer
+from support.results import step_metrics
 
 
 def value(step: int, attempt: int = 0, run_id: str = "r") -> bytes:
-    return encode(
-        StepMetrics(
-            run_id=run_id,
-            scope="rollout",
-            step=step,
-            attempt=attempt,
-            complete=True,
-            reason="closed",
-            correction=False,
-            late_samples=0,
-            opened_unix_ms=None,
-            closed_unix_ms=None,
-            log=LogPlace(topic="t", partition=0, first_offset=0, close_offset=0),
-            metrics={"rollout/step": step},
-        )
-    )
+    return encode(step_metrics(step, attempt=attempt, run_id=run_id))
 
 
 class Message:

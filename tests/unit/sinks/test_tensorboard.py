@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stream_metrics.events import LogPlace, StepMetrics, encode
+from stream_metrics.events import encode
 from stream_metrics.sinks import tensorboard as ours
 from stream_metrics.sinks.base import Delivery
 from stream_metrics.sinks.tensorboard import TensorboardSink
+from support.results import step_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -20,20 +21,8 @@ def library() -> None:
 
 
 def delivery(step: int, reward: float = 0.5, **fields: Any) -> Delivery:
-    made: dict[str, Any] = {
-        "run_id": "run",
-        "scope": "rollout",
-        "attempt": 0,
-        "complete": True,
-        "reason": "closed",
-        "correction": False,
-        "late_samples": 0,
-        "opened_unix_ms": None,
-        "closed_unix_ms": 1_700_000_000_500,
-        "log": LogPlace(topic="t", partition=0, first_offset=0, close_offset=0),
-        "metrics": {"rollout/episode_raw_reward": reward, "rollout/step": step},
-    }
-    result = StepMetrics(step=step, **(made | fields))
+    metrics = {"rollout/episode_raw_reward": reward, "rollout/step": step}
+    result = step_metrics(step, **({"closed_unix_ms": 1_700_000_000_500, "metrics": metrics} | fields))
     return Delivery(result, encode(result), 0, step, 5)
 
 

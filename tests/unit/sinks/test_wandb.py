@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from stream_metrics.events import LogPlace, StepMetrics, encode
+from stream_metrics.events import encode
 from stream_metrics.sinks import wandb
 from stream_metrics.sinks.base import Delivery, SinkOutageError, SinkRefusedError
 from stream_metrics.sinks.wandb import WandbSink
 from stream_metrics.sinks.wandb_files import RunFile, records
+from support.results import step_metrics
 from support.wandb_server import KEY, StoredRun, WandbServer, offline_runs, running_server
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the library warns of in itself is its own
@@ -60,20 +61,8 @@ def begun(sinks: list[WandbSink], mode: str, directory: Path | None = None) -> W
 
 
 def delivery(step: int, offset: int, reward: float = 0.5, **fields: Any) -> Delivery:
-    made: dict[str, Any] = {
-        "run_id": "run",
-        "scope": "rollout",
-        "attempt": 0,
-        "complete": True,
-        "reason": "closed",
-        "correction": False,
-        "late_samples": 0,
-        "opened_unix_ms": None,
-        "closed_unix_ms": None,
-        "log": LogPlace(topic="t", partition=0, first_offset=0, close_offset=0),
-        "metrics": {"rollout/episode_raw_reward": reward, "rollout/step": step},
-    }
-    result = StepMetrics(step=step, **(made | fields))
+    metrics = {"rollout/episode_raw_reward": reward, "rollout/step": step}
+    result = step_metrics(step, **({"metrics": metrics} | fields))
     return Delivery(result, encode(result), 0, offset, 1_700_000_000_000)
 
 
