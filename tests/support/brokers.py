@@ -22,7 +22,7 @@ import sys
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -264,17 +264,29 @@ class ContainerBroker(Broker):
 
 
 class ProcessBroker(Broker):
-    """A broker as a plain Java process, from the jars that Maven fetches."""
+    """A broker as a plain Java process, from the jars that Maven fetches.
+
+    Args:
+        java: The program.
+        jars: The directory of the jars.
+        settings: Of the broker, beside those that follow from its ports.
+        node: Its place among `controllers`, from 1 on.
+        controllers: The ports at which the nodes of its cluster talk; without, it is alone.
+    """
 
     description = "a Java process"
 
-    def __init__(self, java: str, jars: Path, settings: dict[str, str]) -> None:
+    def __init__(
+        self, java: str, jars: Path, settings: dict[str, str], node: int = 1, controllers: Sequence[int] = ()
+    ) -> None:
         self._command = (java, *_JVM_FLAGS, "-cp", f"{jars}/*")
         self._dir = Path(tempfile.mkdtemp(prefix="stream-metrics-broker-"))
         self._properties = self._dir / "server.properties"
         self._log = self._dir / "log"
         self._process: subprocess.Popen[bytes] | None = None
         clients, itself, controller, proxied, proxy, secured = _free_ports(6)
+        controllers = controllers or [controller]
+        voters = ",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(controllers, 1))
         self.bootstrap = f"127.0.0.1:{clients}"
         self.proxied_bootstrap = f"127.0.0.1:{proxy}"
         self._hold(self.proxied_bootstrap)
@@ -284,9 +296,10 @@ class ProcessBroker(Broker):
             f"PLAINTEXT://{self.bootstrap},BROKER://127.0.0.1:{itself},SECURED://{self.secured_bootstrap},PROXIED://"
         )
         settings = settings | {
-            "listeners": f"{listeners}{self.proxy_target},CONTROLLER://127.0.0.1:{controller}",
+            "node.id": str(node),
+            "listeners": f"{listeners}{self.proxy_target},CONTROLLER://127.0.0.1:{controllers[node - 1]}",
             "advertised.listeners": f"{listeners}{self.proxied_bootstrap}",
-            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "controller.quorum.voters": voters,
             "log.dirs": str(self._dir / "data"),
         }
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -294,15 +307,21 @@ class ProcessBroker(Broker):
             format_storage = ("kafka.tools.StorageTool", "format", "-t", "5L6g3nShT-eMCtK--X86sw", "-c")
             with self._log.open("ab") as log:
                 self._run((*format_storage, str(self._properties)), log).wait()
-            self.start()
+            if len(controllers) == 1:
+                self.start()
+            else:  # alone it can't answer
+                self._launch()
         except BaseException:
             self.close()
             raise
 
-    def start(self) -> None:
+    def _launch(self) -> None:
         if self._process is None:
             with self._log.open("ab") as log:
                 self._process = self._run(("kafka.Kafka", str(self._properties)), log)
+
+    def start(self) -> None:
+        self._launch()
         self.unpause()
         self._wait_until_it_answers(self._check_alive)
 
@@ -346,6 +365,40 @@ class ProcessBroker(Broker):
         if self._process is None or self._process.poll() is not None:
             tail = self._log.read_text(errors="replace").splitlines()[-30:]
             raise AssertionError("\n".join((f"{self.description} has ended:", *tail)))
+
+
+class Cluster:
+    """Three brokers that hold all topics together, so that leaders and coordinators move when one of them goes.
+
+    Attributes:
+        nodes: The brokers.
+        bootstrap: `bootstrap.servers` for clients: all of them.
+
+    Raises:
+        UnavailableError: There is no Java here, or no broker's jars.
+    """
+
+    def __init__(self) -> None:
+        java = shutil.which("java")
+        if java is None:
+            raise UnavailableError("no Java")
+        jars, ports = _jars(), _free_ports(3)
+        copies = {f"{kind}.replication.factor": "3" for kind in ("offsets.topic", "transaction.state.log", "default")}
+        self.nodes: list[Broker] = []
+        try:
+            for node in (1, 2, 3):
+                self.nodes.append(ProcessBroker(java, jars, _SETTINGS | copies, node, ports))
+            self.bootstrap = ",".join(one.bootstrap for one in self.nodes)
+            for one in self.nodes:
+                one.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Brokers and data are gone."""
+        for one in self.nodes:
+            one.close()
 
 
 def find_broker(*, is_stoppable: bool = False, settings: Mapping[str, str] | None = None) -> Broker:

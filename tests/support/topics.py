@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +70,7 @@ def create_topic(
     """Returns the name of a new empty topic, whose partitions all have a leader."""
     name = unique_name(prefix)
     admin = AdminClient({"bootstrap.servers": bootstrap, **_QUIET})
-    made = admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {}))], request_timeout=30)
+    made = admin.create_topics([NewTopic(name, partitions, config=dict(config or {}))], request_timeout=30)
     made[name].result(30)
 
     def has_leaders() -> bool:
@@ -209,12 +210,17 @@ def _ends(bootstrap: str, topic: str) -> dict[int, int]:
         consumer.close()
 
 
+_LEADERLESS = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._UNKNOWN_PARTITION)
+
+
 def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int] | None:
-    """Returns the first offset and the end; None while a broker that has just started doesn't lead the partition."""
+    """Returns the first offset and the end; None while the partition has no leader, or one that has just started."""
     try:
         return consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
     except KafkaException as error:
-        if error.args[0].code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+        if error.args[0].code() in _LEADERLESS:
+            with contextlib.suppress(KafkaException):
+                consumer.list_topics(topic, timeout=10)  # this call alone doesn't make the client look for a new leader
             return None
         raise
 
