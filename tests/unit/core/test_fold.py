@@ -186,6 +186,24 @@ def test_an_old_step_that_never_closes_holds_the_order_until_it_times_out():
     assert [window.step for window in fold.windows()] == [4, 5]
 
 
+def test_times_that_go_backwards_or_are_none_change_no_number():
+    def folded(times: list[int]) -> list[tuple[object, ...]]:
+        log, at = MemoryLog(), iter(times)
+        for step in range(3):
+            for reward in (1.0, 0.0, 0.5):
+                log.append(sample(step, reward), unix_ms=next(at))
+            log.append(close(step), unix_ms=next(at))
+        log.append(sample(2, 0.25), unix_ms=next(at))
+        return [
+            (one.step, one.complete, one.reason, one.correction, one.log, one.metrics) for one in log.fold().results
+        ]
+
+    forwards = [1_700_000_000_000 + 1000 * number for number in range(13)]
+    for times in (forwards[::-1], [-1] * 13, [0] * 13, [2**62] * 13, [-1, 10**15, 0] * 4 + [-(2**40)]):
+        assert folded(times) == folded(forwards)
+    assert len(folded(forwards)) == 4
+
+
 def test_a_null_among_the_dropped_counts_costs_no_marker():
     log = MemoryLog()
     log.append(close(1, dropped={"aborted": None, "filtered": 2}))
