@@ -195,6 +195,9 @@ class Sidecar:
         self._health.turn()
         return self._is_stopping
 
+    def _show_why(self, not_ready: str) -> None:
+        self._health.not_ready = not_ready
+
     def _pause(self, seconds: float) -> None:
         """Sleeps, but not through a stop."""
         until = self._monotonic() + seconds
@@ -214,7 +217,7 @@ class Sidecar:
     def _start(self) -> None:
         settings = self._settings
         self._health.not_ready = "preparing topics"
-        topics = Topics(settings, lambda: self._is_stopping, self._health.turn, self._pause)
+        topics = Topics(settings, lambda: self._is_stopping, self._health.turn, self._pause, self._show_why)
         topics.prepare()
         self._say_broker_back()
         self._dead_letter_bytes = topics.dead_letter_max_bytes()

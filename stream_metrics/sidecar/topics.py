@@ -32,6 +32,7 @@ class Topics:
         is_stopping: Tells whether a stop was asked for.
         turn: Called while waiting, to show that the loop is alive.
         pause: Sleeps for some seconds.
+        show: Gets what is waited for, where that changes.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Topics:
         is_stopping: Callable[[], bool],
         turn: Callable[[], None],
         pause: Callable[[float], None] = time.sleep,
+        show: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._is_stopping = is_stopping
         self._turn = turn
         self._pause = pause
+        self._show = show
         self._said_not_yet: set[str] = set()
         self._client_says: KafkaError | None = None
         config: dict[str, Any] = {"log_level": 2, **settings.client_config(), "error_cb": self._on_error}
@@ -89,6 +92,7 @@ class Topics:
             else:
                 message = f"waiting for the broker at {settings.bootstrap_servers}: {state}"
             if message != said:
+                self._show(message)
                 logs.warning(message)
                 said = message
             self._wait(_CALL_SECONDS)
