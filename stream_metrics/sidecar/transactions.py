@@ -42,6 +42,9 @@ CALL_SECONDS: Final = 1.0
 
 INIT_BUDGET_SECONDS: Final = 600.0
 
+SAY_AFTER_SECONDS: Final = 5.0
+"""A transaction that waits for so long is worth a line in the log."""
+
 LATE_JOIN: Final = "the group took a request of ours that came late for another replica"
 
 _GROUP_REFUSES: Final = (KafkaError.FENCED_INSTANCE_ID, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION)
@@ -128,6 +131,7 @@ class Transactions:
         self._is_stopping = is_stopping
         self._turn = turn
         self._begun_at = 0.0
+        self._is_wait_said = False
         self._too_large: list[str] = []
         self._partitions: dict[str, int] = {}
         self._aside = _Aside()
@@ -184,6 +188,7 @@ class Transactions:
         """
         producer = self._producer
         self._begun_at = time.monotonic()
+        self._is_wait_said = False
         try:
             self._call(producer.begin_transaction)
             for record in records:
@@ -196,6 +201,8 @@ class Transactions:
             self._call(producer.commit_transaction, CALL_SECONDS)
         except CLIENT_ERRORS as error:
             self._abort(client_error(error))
+        if self._is_wait_said:
+            logs.info("the transaction has gone through", after_seconds=round(time.monotonic() - self._begun_at, 1))
 
     def is_ours(self, topic: str, consumer: Consumer) -> bool:
         """Returns whether nobody has taken the transactional id over, asked after the group refused our instance id.
@@ -328,8 +335,11 @@ class Transactions:
         self._turn()
         if self._is_stopping():
             raise StoppingError
-        is_over = self._begun_at and time.monotonic() - self._begun_at > self._timeout_seconds
-        if is_over and broker_answers(self._config):
+        age = time.monotonic() - self._begun_at if self._begun_at else 0.0
+        if age > SAY_AFTER_SECONDS and not self._is_wait_said:
+            self._is_wait_said = True  # the clients' own words come only where they are polled, and they aren't now
+            logs.warning("a transaction waits for the broker's answer", transactional_id=self.transactional_id)
+        if age > self._timeout_seconds and broker_answers(self._config):
             # The broker has given the transaction up and is there again, so what the client waits for may never come.
             raise RestartError("a transaction has taken too long", is_replaced_perhaps=True)
 

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from stream_metrics.sidecar import transactions
 from stream_metrics.sidecar.errors import FencedError, KafkaRefusedError, RestartError, StoppingError
 from stream_metrics.sidecar.transactions import AbortedError, Transactions
+from support.waiting import wait_until
 
 
 class FakeProducer:
@@ -142,6 +143,23 @@ def test_while_the_broker_is_away_it_is_waited_for(bench: Bench) -> None:
     bench.producer.is_broker_there = True
     thread.join(10)
     assert len(ended) == 1
+
+
+def test_a_long_wait_is_said_once_and_so_is_its_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(transactions, "SAY_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr(transactions.logs, "warning", lambda message, **_: said.append(message))
+    monkeypatch.setattr(transactions.logs, "info", lambda message, **_: said.append(message))
+    bench.run()
+    assert said == []
+    bench.producer.is_broker_there = False
+    bench.producer.hang = threading.Event()
+    thread = threading.Thread(target=bench.run)
+    thread.start()
+    wait_until(lambda: said and bench.turns > 10, "it waits on")
+    bench.producer.hang.set()
+    thread.join(20)
+    assert said == ["a transaction waits for the broker's answer", "the transaction has gone through"]
 
 
 def test_an_answer_that_is_an_error_is_handled_like_that_of_any_call(bench: Bench) -> None:
