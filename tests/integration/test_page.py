@@ -45,14 +45,13 @@ def test_a_run_is_followed_from_its_first_sample_to_its_corrections(browser: Bro
     one = {"group_index": 0, "rollout_id": 1}
     sidecar.send(sample(0, 1.0, **one), sample(0, 1.0, **one), sample(0, 1.0, **one), run_id="<b>run</b>")
     browser.wait_for_text("#open", "samples, and a close marker")
-    assert browser.rows("#open")[0][:5] == ["<b>run</b>", "0", "3", "", "1"]
+    browser.wait_for_row("#open", "<b>run</b>", "0", "3", "", "1")
     sidecar.send(sample(0, 0.0, group_index=0, rollout_id=2), close(0, expected_samples=4), run_id="<b>run</b>")
-    browser.wait_for_text("#closed", "complete")
-    assert browser.rows("#closed")[0][:8] == ["0", "0", "4", "2", "0.500", "0.750", "+0.250", "complete"]
+    browser.wait_for_row("#closed", "0", "0", "4", "2", "0.500", "0.750", "+0.250", "complete")
     browser.wait_for_text("#open", "No step is open here.")
     sidecar.send(sample(0, 0.0, group_index=0, rollout_id=3), run_id="<b>run</b>")
     browser.wait_for_text("#closed", "◆ corrected, 1 late")
-    assert browser.rows("#closed")[0][:6] == ["0", "0", "5", "3", "0.333", "0.600"]
+    browser.wait_for_row("#closed", "0", "0", "5", "3", "0.333", "0.600")
     sidecar.send(sample(1, 1.0), close(1, expected_samples=2), run_id="<b>run</b>")
     browser.wait_for_text("#open", "1 sample; closes as it is")
     browser.wait_for_text("#closed", "▲ incomplete: timeout")
@@ -80,11 +79,11 @@ def test_after_a_kill_and_a_restart_it_fills_again_from_the_topics(browser: Brow
     port = sidecar.process.settings["http-port"]
     sidecar.process = sidecar.deployment.start(http_port=port, instance_id="one")
     browser.wait_for_text("#status", "live")
-    assert browser.rows("#closed") == before
+    wait_until(lambda: browser.rows("#closed") == before, "the steps are there again")
     browser.open(f"http://127.0.0.1:{port}")  # and for somebody new
     browser.wait_for_text("#open", "lasting")
     browser.wait_for_text("#letters", "undecodable")
-    assert browser.rows("#closed") == before
+    wait_until(lambda: browser.rows("#closed") == before, "the steps are there for somebody new")
 
 
 def test_each_replica_shows_the_results_of_all(browser: Browser, sidecar: Operated) -> None:
@@ -142,13 +141,14 @@ def test_while_the_broker_is_away_what_is_known_stays_and_that_is_said(
         browser.open(url(sidecar))
         browser.wait_for_text("#run", "kept")
         browser.wait_for_text("#status", "live")
+        browser.wait_for_text("#closed", "complete")
         before = browser.rows("#closed")
         stoppable_broker.kill()
         browser.wait_for("document.querySelector('#status').dataset.state === 'wait'")
         assert browser.rows("#closed") == before
         stoppable_broker.start()
         browser.wait_for_text("#status", "live", 180)  # though nothing new has come
-        assert browser.rows("#closed") == before
+        wait_until(lambda: browser.rows("#closed") == before, "the steps are there again")
 
 
 def test_what_nobody_looks_at_is_let_go_and_read_again_for_the_next_one(broker: Broker) -> None:

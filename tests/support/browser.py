@@ -72,6 +72,21 @@ class Browser:
         )
         return made
 
+    def wait_for_row(self, table: str, *cells: str) -> None:
+        """The table's first row begins with these cells: what is shown comes in several pieces, one after the other."""
+
+        def found() -> bool:
+            nonlocal last
+            last = self.rows(table)[:1]
+            return last != [] and last[0][: len(cells)] == list(cells)
+
+        last: list[list[str]] = []
+        try:
+            wait_until(found, f"{cells} first in {table}")
+        except AssertionError as error:
+            error.add_note(f"it is {last}; the page:\n{self.text('body')[:3000]}\n{self.complaints()}")
+            raise
+
     def wait_for_text(self, selector: str, text: str, deadline_seconds: float = SECONDS) -> None:
         """The element says this, among other things."""
 
