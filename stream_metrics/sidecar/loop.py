@@ -452,17 +452,18 @@ class Sidecar:
         self._measure()
 
     def _look_for_broker(self, now: float) -> None:
-        if self._consumer_finds_broker(POLL_SECONDS):
+        # The answer comes after that of a fetch under way, which the broker may hold for half a second.
+        if self._consumer_finds_broker():
             self._answered_at = now
             self._say_broker_back()
         elif now - self._answered_at > FORGOTTEN_SECONDS:
             self._answered_at = now  # a new client takes its time, so not at each tick
-            if broker_answers(self._settings.client_config()) and not self._consumer_finds_broker(CALL_SECONDS):
+            if broker_answers(self._settings.client_config()) and not self._consumer_finds_broker():
                 raise RestartError("the consumer doesn't find the broker any more")
 
-    def _consumer_finds_broker(self, timeout: float) -> bool:
+    def _consumer_finds_broker(self) -> bool:
         try:
-            self._consumer.list_topics(self._settings.input_topic, timeout=timeout)
+            self._consumer.list_topics(self._settings.input_topic, timeout=CALL_SECONDS)
         except KafkaException:
             return False
         return True

@@ -50,11 +50,12 @@ class _Consumer:
 
     def __init__(self) -> None:
         self.finds_broker = False
-        self.asked: list[float] = []
+        self.answers_after = 0.0
+        self.num_asked = 0
 
     def list_topics(self, _: str, timeout: float) -> None:
-        self.asked.append(timeout)
-        if not self.finds_broker:
+        self.num_asked += 1
+        if not self.finds_broker or timeout < self.answers_after:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
 
@@ -71,10 +72,18 @@ def _ticking(monkeypatch: pytest.MonkeyPatch, *, is_there: bool) -> tuple[Sideca
 def test_a_consumer_that_has_forgotten_its_broker_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     sidecar, consumer, _ = _ticking(monkeypatch, is_there=True)
     sidecar._look_for_broker(FORGOTTEN_SECONDS)
-    assert len(consumer.asked) == 1
+    assert consumer.num_asked == 1
     with pytest.raises(RestartError, match="doesn't find the broker"):
         sidecar._look_for_broker(FORGOTTEN_SECONDS + 1)
-    assert consumer.asked[-1] > consumer.asked[0]  # it is given more time before it is given up
+    assert consumer.num_asked == 3  # once more before it is given up
+
+
+def test_a_broker_that_answers_behind_a_fetch_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar, consumer, health = _ticking(monkeypatch, is_there=True)
+    consumer.finds_broker = True
+    consumer.answers_after = 0.5  # fetch.wait.max.ms: a broker answers the requests of a connection in their order
+    sidecar._look_for_broker(FORGOTTEN_SECONDS)
+    assert health.ready()[0]
 
 
 def test_a_broker_that_nobody_finds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
