@@ -78,10 +78,7 @@ class _Replay:
             for window in fold.open_windows():
                 logs.warning(
                     "step still open",
-                    run_id=window.run_id,
-                    scope=window.scope,
-                    attempt=window.attempt,
-                    step=window.step,
+                    **logs.named(window),
                     samples=len(window),
                     expected_samples=window.expected_samples,
                     producers_heard=len(window.heard),

@@ -10,8 +10,6 @@ import time
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
-
 from stream_metrics import __version__
 from stream_metrics.commands._sinks import Sinks
 from stream_metrics.config import Settings
@@ -38,7 +36,7 @@ def main(settings: Settings, config_file: str | None = None) -> int:
     metrics = SelfMetrics()
     health = Health(settings.dead_letter_limit, time.monotonic)
     transactional_id = f"{settings.group_id}-{settings.instance_id or socket.gethostname()}"
-    page = Page(settings, __version__, lambda: _why_not(health.ready())) if settings.http_port else None
+    page = Page(settings, __version__, health.why_not_ready) if settings.http_port else None
     sidecar = Sidecar(settings, transactional_id, health, metrics, show_open=page.take_open if page else None)
 
     def stop(number: int, _: Any) -> None:
@@ -75,10 +73,6 @@ def main(settings: Settings, config_file: str | None = None) -> int:
     # The client's own threads may wait for a broker that is away; nothing of theirs is needed any more.
     logs.flush()
     os._exit(code)
-
-
-def _why_not(answer: tuple[bool, bytes]) -> str:
-    return str(msgspec.json.decode(answer[1]).get("reason", ""))
 
 
 def _serve(settings: Settings, health: Health, metrics: SelfMetrics, page: Page) -> Server:

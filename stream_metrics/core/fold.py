@@ -73,7 +73,8 @@ _PIECE_BYTES: Final = 200_000
 """So much of the log is folded at once: with all that is made of it, it stays in a core's own cache."""
 
 _MIN_PIECE: Final = 16
-_RECORDS_A_WINDOW: Final = 4
+RECORDS_A_WINDOW: Final = 4
+"""So many records at once, at least, for each window, since each has its own cost."""
 
 _SHORT_ROW: Final = 64
 _MAX_WAITING: Final = 50_000
@@ -144,7 +145,7 @@ class Fold:
     def _piece(self, record: Record) -> int:
         """Returns how many records to fold together: so many windows as are open should have some each."""
         size = len(record.value() or b"") + 1
-        return max(_MIN_PIECE, _PIECE_BYTES // size, _RECORDS_A_WINDOW * len(self._windows))
+        return max(_MIN_PIECE, _PIECE_BYTES // size, RECORDS_A_WINDOW * len(self._windows))
 
     def _feed(self, records: Sequence[Record]) -> None:
         """Folds records among which there is nothing to look for.

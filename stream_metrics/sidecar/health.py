@@ -90,15 +90,20 @@ class Health:
             return _answer(False, f"{share:.0%} of the last minute's records were dead letters")
         return _answer(True, "")
 
-    def ready(self) -> tuple[bool, bytes]:
-        """Returns whether results can be expected from here now, and why not."""
+    def why_not_ready(self) -> str:
+        """Returns why results can't be expected from here now, empty where they can."""
         if self.is_broker_away:
-            return _answer(False, "the broker is away")
+            return "the broker is away"
         since = self._busy_since
         busy = 0.0 if since is None else self._clock() - since
         if busy > SLOW_COMMIT_SECONDS:
-            return _answer(False, f"a transaction has been waiting for the broker for {busy:.0f} s")
-        return _answer(not self.not_ready, self.not_ready)
+            return f"a transaction has been waiting for the broker for {busy:.0f} s"
+        return self.not_ready
+
+    def ready(self) -> tuple[bool, bytes]:
+        """Returns whether results can be expected from here now, and why not."""
+        why_not = self.why_not_ready()
+        return _answer(not why_not, why_not)
 
 
 def _answer(is_good: bool, why: str) -> tuple[bool, bytes]:

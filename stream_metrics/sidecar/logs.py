@@ -6,12 +6,28 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 LOGGER = logging.getLogger("stream_metrics")
 
 CLIENT_LOGGER = LOGGER.getChild("client")
 """For what the Kafka client has to say: it would write lines of its own form otherwise."""
+
+
+class Step(Protocol):
+    """A window, a result: whatever is of one step."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def scope(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
 
 
 def setup(form: Literal["text", "json"], level: str, stream: TextIO | None = None) -> None:
@@ -38,6 +54,11 @@ def flush() -> None:
     """Writes out what is buffered."""
     for handler in LOGGER.handlers:
         handler.flush()
+
+
+def named(one: Step) -> dict[str, Any]:
+    """Returns the fields that name a step."""
+    return {"run_id": one.run_id, "scope": one.scope, "attempt": one.attempt, "step": one.step}
 
 
 def info(message: str, **fields: Any) -> None:

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from stream_metrics.config import Settings
 from stream_metrics.core.effects import Effect, Publish, SetAside
+from stream_metrics.core.fold import RECORDS_A_WINDOW
 from stream_metrics.core.record import Record
 from stream_metrics.core.window import Window
 from stream_metrics.events import CloseReason, encode
@@ -59,7 +60,6 @@ BATCH: Final = 1_000
 """So many records, with all that is made of them, stay in a core's own cache."""
 
 _MAX_BATCH: Final = 8_000
-_RECORDS_A_WINDOW: Final = 4
 
 BEHIND_COMMIT_SECONDS: Final = 0.2
 """A transaction takes as long as thousands of records, so while more are waiting, results wait for each other."""
@@ -102,7 +102,8 @@ class Sidecar:
         unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
         show_open: Callable[[list[Window]], None] | None = None,
     ) -> None:
-        metrics.is_ready.set_function(lambda: health.ready()[0])  # as it is when asked, also while the loop waits
+        # As it is when asked, also while the loop waits.
+        metrics.is_ready.set_function(lambda: not health.why_not_ready())
         self._settings = settings
         self._transactional_id = transactional_id
         self._health = health
@@ -421,10 +422,7 @@ class Sidecar:
         for window in owned.fold.open_windows():
             logs.error(
                 "an open step is lost: retention removed its samples, and unread what came after them",
-                run_id=window.run_id,
-                scope=window.scope,
-                attempt=window.attempt,
-                step=window.step,
+                **logs.named(window),
                 partition=owned.partition,
                 samples=len(window),
             )
@@ -614,10 +612,7 @@ class Sidecar:
         for owned, window in lost:
             logs.error(
                 "a step is incomplete for good: the log no longer holds all of it",
-                run_id=window.run_id,
-                scope=window.scope,
-                attempt=window.attempt,
-                step=window.step,
+                **logs.named(window),
                 partition=owned.partition,
                 samples_left=len(window),
             )
@@ -638,10 +633,7 @@ class Sidecar:
         for window in windows:
             logs.warning(
                 "a step waited too long: closing it as it is",
-                run_id=window.run_id,
-                scope=window.scope,
-                attempt=window.attempt,
-                step=window.step,
+                **logs.named(window),
                 samples=len(window),
                 expected_samples=window.expected_samples,
                 producers_heard=len(window.heard),
@@ -717,10 +709,7 @@ class Sidecar:
                     self._metrics.publish_seconds.observe(max(0, now - result.closed_unix_ms) / 1000)
                 logs.info(
                     "step corrected" if result.correction else "step closed",
-                    run_id=result.run_id,
-                    scope=result.scope,
-                    attempt=result.attempt,
-                    step=result.step,
+                    **logs.named(result),
                     complete=result.complete,
                     reason=result.reason,
                     samples=metrics[f"{result.scope}/num_training_samples"],
@@ -847,7 +836,7 @@ class Sidecar:
 
 def batch_size(windows: int) -> int:
     """Returns how many records to take at once: each window has its own cost, so a batch should have some for each."""
-    return min(_MAX_BATCH, max(BATCH, windows * _RECORDS_A_WINDOW))
+    return min(_MAX_BATCH, max(BATCH, windows * RECORDS_A_WINDOW))
 
 
 def _by_partition(messages: list[Message]) -> dict[int, list[Record]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.brokers import Cluster, UnavailableError
-from support.oracle import Ledger, assert_exact, replayed, settle
+from support.oracle import Ledger, settle_exact
 from support.sidecar_process import deployment
 from support.traffic import Flow, Traffic, draw_seed
 
@@ -44,9 +44,6 @@ def test_leaders_and_coordinators_that_move_cost_no_step_and_double_none(cluster
                     sidecar.wait_for("step closed", len(sidecar.said("step closed")) + 10, 90)
                     ledger.note_offsets()
             flow.finish()
-        log = settle(deployed)
-        ledger.look()
-        got = assert_exact(deployed, log)
-        ledger.assert_atomic(replayed(deployed, log))
+        got = settle_exact(deployed, ledger)
         assert len(got.on_time) > 40
         assert sidecar.terminate() == 0

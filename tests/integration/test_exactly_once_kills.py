@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from support.brokers import Broker
-from support.oracle import Ledger, assert_exact, dumped, published, replayed, settle
+from support.oracle import Ledger, assert_exact, dumped, published, replayed, settle, settle_exact
 from support.sidecar_process import POINTS, Deployment, SidecarProcess, Stumble, deployment
 from support.topics import NewRecord, produce, produce_transaction, unique_name
 from support.traffic import Flow, Traffic, draw_seed
@@ -114,10 +114,7 @@ def test_killed_at_an_exact_point_it_publishes_every_step_once(broker: Broker, t
             sidecar = deployed.start()
             sidecar.wait_for("step closed")
             flow.finish()
-        log = settle(deployed)
-        ledger.look()
-        assert_exact(deployed, log)
-        ledger.assert_atomic(replayed(deployed, log))
+        settle_exact(deployed, ledger)
 
 
 def test_killed_ten_times_in_a_row_it_becomes_ready_the_eleventh_time(broker: Broker, tmp_path: Path) -> None:
@@ -215,10 +212,7 @@ def test_killed_while_trainers_write_in_transactions_it_publishes_every_step_onc
                 sidecar = deployed.start()
             sidecar.wait_for("step closed")
             flow.finish()
-        log = settle(deployed)
-        ledger.look()
-        assert_exact(deployed, log)
-        ledger.assert_atomic(replayed(deployed, log))
+        settle_exact(deployed, ledger)
 
 
 def _sample(run_id: str, step: int, reward: float) -> NewRecord:

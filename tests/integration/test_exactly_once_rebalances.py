@@ -16,7 +16,7 @@ import pytest
 
 from support.brokers import Broker
 from support.operations import Operated
-from support.oracle import Ledger, assert_exact, replayed, settle
+from support.oracle import Ledger, assert_exact, settle, settle_exact
 from support.sidecar_process import Deployment, SidecarProcess, deployment
 from support.topics import create_topic
 from support.traffic import Flow, Traffic, draw_seed
@@ -102,10 +102,7 @@ def test_replicas_that_come_and_go_under_traffic_publish_every_step_once(
             wait_until_shared(deployed, first, fourth)
             fourth.wait_for("step closed")
             flow.finish()
-        log = settle(deployed)
-        ledger.look()
-        got = assert_exact(deployed, log)
-        ledger.assert_atomic(replayed(deployed, log))
+        got = settle_exact(deployed, ledger)
         assert len(got.on_time) > 30
         if assignment == "cooperative":
             # What the first replica had all the time was given to it once, and never rebuilt.
@@ -135,10 +132,7 @@ def test_a_storm_of_rebalances_publishes_every_step_once(broker: Broker, tmp_pat
                 ledger.note_offsets()
             wait_until_shared(deployed, *alive)
             flow.finish()
-        log = settle(deployed)
-        ledger.look()
-        assert_exact(deployed, log)
-        ledger.assert_atomic(replayed(deployed, log))
+        settle_exact(deployed, ledger)
 
 
 def test_eight_replicas_that_start_one_after_the_other_settle_though_one_is_slow_to_go(

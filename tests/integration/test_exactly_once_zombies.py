@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from support.brokers import Broker
-from support.oracle import Ledger, assert_exact, published, replayed, settle
+from support.oracle import Ledger, published, settle_exact
 from support.sidecar_process import Deployment, SidecarProcess, Stumble, deployment
 from support.traffic import Flow, Traffic, draw_seed
 from support.waiting import wait_until
@@ -44,10 +44,7 @@ def wait_until_it_has_all(sidecar: SidecarProcess, partitions: int) -> None:
 
 
 def check_exact(deployed: Deployment, ledger: Ledger) -> None:
-    log = settle(deployed)
-    ledger.look()
-    got = assert_exact(deployed, log)
-    ledger.assert_atomic(replayed(deployed, log))
+    got = settle_exact(deployed, ledger)
     assert len(got.on_time) > 15
 
 

@@ -241,6 +241,15 @@ def _assert_agrees(result: dict[str, Any], plain: dict[str, Any]) -> None:
             assert got[name] == value, f"{name}: {got[name]!r}, not {value!r}, in {result}"
 
 
+def settle_exact(deployed: Deployment, ledger: Ledger) -> Published:
+    """Waits for the end, and holds what was published, and how it moved with the offsets, against the log."""
+    log = settle(deployed)
+    ledger.look()
+    got = assert_exact(deployed, log)
+    ledger.assert_atomic(replayed(deployed, log))
+    return got
+
+
 class Ledger:
     """Looks, while replicas live and die, at whether offsets and results move together.
 
