@@ -19,13 +19,12 @@ from typing import Any, Final, NoReturn, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from stream_metrics.config import Settings
-from stream_metrics.core.effects import Effect, Publish, SetAside
+from stream_metrics.core.effects import SetAside
 from stream_metrics.core.fold import RECORDS_A_WINDOW
 from stream_metrics.core.record import Record
 from stream_metrics.core.window import Window
-from stream_metrics.events import CloseReason, encode
 from stream_metrics.sidecar import logs
-from stream_metrics.sidecar.dead_letters import dead_letter
+from stream_metrics.sidecar.commits import Commits
 from stream_metrics.sidecar.errors import (
     CLIENT_ERRORS,
     FencedError,
@@ -44,14 +43,10 @@ from stream_metrics.sidecar.membership import member_with
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.takeover import Takeover
-from stream_metrics.sidecar.timers import marker
 from stream_metrics.sidecar.topics import Topics
 from stream_metrics.sidecar.transactions import (
     CALL_SECONDS,
     LATE_JOIN,
-    AbortedError,
-    OutRecord,
-    TooLargeError,
     Transactions,
     broker_answers,
 )
@@ -61,22 +56,13 @@ BATCH: Final = 1_000
 
 _MAX_BATCH: Final = 8_000
 
-BEHIND_COMMIT_SECONDS: Final = 0.2
-"""A transaction takes as long as thousands of records, so while more are waiting, results wait for each other."""
-
 POLL_SECONDS: Final = 0.1
 TICK_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
 STOP_GRACE_SECONDS: Final = 3.0
-MAX_PENDING: Final = 2_000
-"""Dead letters hold whole records, so they don't wait for the interval beyond this many."""
-
 RESTORE_STALL_SECONDS: Final = 30.0
-RETRY_SECONDS: Final = 2.0
 FORGOTTEN_SECONDS: Final = 10.0
 """A consumer that finds no broker for so long, where a new client finds one, won't find it any more."""
-
-_MIN_DEAD_LETTER_BYTES: Final = 8_192
 
 
 class Sidecar:
@@ -120,13 +106,11 @@ class Sidecar:
         self._failure: BaseException | None = None
         self._is_behind = False
         self._split_runs: set[tuple[str, str]] = set()
-        self._dead_letter_bytes = 0
         self._is_flood_said = False
-        self._commits_fail_since: float | None = None
-        self._next_try = 0.0
-        self._last_commit = self._last_tick = self._answered_at = monotonic()
+        self._last_tick = self._answered_at = monotonic()
         self._consumer: Consumer = None  # type: ignore[assignment]  # made by each start
         self._transactions: Transactions = None  # type: ignore[assignment]
+        self._commits: Commits = None  # type: ignore[assignment]
         self._takeover: Takeover = None  # type: ignore[assignment]
         self._input_topic: InputTopic = None  # type: ignore[assignment]
 
@@ -221,7 +205,7 @@ class Sidecar:
         topics = Topics(settings, lambda: self._is_stopping, self._health.turn, self._pause, self._show_why)
         topics.prepare()
         self._say_broker_back()
-        self._dead_letter_bytes = topics.dead_letter_max_bytes()
+        max_dead_letter_bytes = topics.dead_letter_max_bytes()
         self._input_topic = topics.input_topic()
         # The identity first: a predecessor's open transaction would hold up the committed offsets.
         self._health.not_ready = "waiting for the transaction coordinator"
@@ -237,15 +221,24 @@ class Sidecar:
         self._has_joined = False  # a member id alone comes earlier, and a group may be waited for as long as a session
         self._member_id = ""
         self._consumer = Consumer(self._consumer_config(), logger=logs.CLIENT_LOGGER)
+        self._commits = Commits(
+            settings,
+            self._owned,
+            self._consumer,
+            self._transactions,
+            max_dead_letter_bytes,
+            self._health,
+            self._metrics,
+            self._monotonic,
+            self._unix_ms,
+        )
         self._takeover = Takeover(
             settings, self._consumer, self._input_topic, self._metrics, self._monotonic, self._pause, self._must_stop
         )
         self._consumer.subscribe(
             [settings.input_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
-        self._last_commit = self._last_tick = self._answered_at = self._monotonic()
-        self._commits_fail_since = None
-        self._next_try = 0.0
+        self._last_tick = self._answered_at = self._monotonic()
         logs.info(
             "started",
             group=settings.group_id,
@@ -307,7 +300,7 @@ class Sidecar:
     def _turn_until_stopped(self) -> None:
         while not self._is_stopping:
             self._turn()
-        self._commit_if_due(is_last=True)
+        self._commits.commit(self._owned.values())
 
     def _turn(self) -> None:
         self._health.turn()
@@ -320,7 +313,7 @@ class Sidecar:
         if now - self._last_tick >= TICK_SECONDS:
             self._last_tick = now
             self._tick(now)
-        self._commit_if_due()
+        self._commits.commit_if_due(is_behind=self._is_behind)
 
     def _consume(self) -> list[Message]:
         # A consume() that may wait would wait for a full batch: one record is waited for, the rest is taken as it is.
@@ -440,10 +433,10 @@ class Sidecar:
             if owned.is_restoring:
                 if now - owned.began_at > RESTORE_STALL_SECONDS and owned.next_offset < owned.committed:
                     self._look_at_stalled(owned)
-            elif owned.is_caught_up and not owned.lost_windows and self._commits_fail_since is None:
+            elif owned.is_caught_up and not owned.lost_windows and not self._commits.are_failing:
                 due = owned.timers.due(owned.fold, now, self._unix_ms())
                 if due:
-                    self._write_markers(owned, due, "timeout")
+                    self._commits.write_timeouts(owned, due)
         self._look_for_split_runs()
         self._look_for_standstills(now)
         self._say_flood()
@@ -500,7 +493,7 @@ class Sidecar:
                     )
 
     def _look_for_standstills(self, now: float) -> None:
-        can_read = self._commits_fail_since is None and not self._health.is_broker_away
+        can_read = not self._commits.are_failing and not self._health.is_broker_away
         for owned in self._owned.values():
             waiting = self._lag(owned) if can_read and owned.is_caught_up else 0
             stands = owned.standstill.look(owned.next_offset, waiting, now)
@@ -551,13 +544,13 @@ class Sidecar:
         with suppress(KafkaException):
             _, high = self._consumer.get_watermark_offsets(at, cached=True)
             # A paused partition fetches nothing, so the client hears of no newer end.
-            is_paused = self._commits_fail_since is not None and not self._health.is_broker_away
+            is_paused = self._commits.are_failing and not self._health.is_broker_away
             if is_paused and self._monotonic() < ask_until:
                 _, high = self._consumer.get_watermark_offsets(at, timeout=POLL_SECONDS)
         return max(0, high - owned.next_offset)
 
     def _why_not_ready(self, owned: list[Owned]) -> str:
-        if self._commits_fail_since is not None:
+        if self._commits.are_failing:
             return "transactions fail"
         restoring = sum(one.is_restoring for one in owned)
         if restoring:
@@ -565,157 +558,6 @@ class Sidecar:
         if not self._has_joined:
             return self._missing or "joining the group"
         return ""
-
-    # --- commits -------------------------------------------------------------------------------------------------
-
-    def _commit_if_due(self, *, is_last: bool = False) -> None:
-        now = self._monotonic()
-        if now < self._next_try and not is_last:
-            return
-        live = [owned for owned in self._owned.values() if not owned.is_restoring]
-        age = now - self._last_commit
-        is_patient = self._is_behind and age < BEHIND_COMMIT_SECONDS
-        if not (
-            is_last
-            or age >= self._settings.commit_interval_seconds
-            or self._commits_fail_since is not None
-            or (not is_patient and any(one.wants_commit_now for one in live))
-            or any(one.committed < 0 or len(one.pending) > MAX_PENDING for one in live)
-        ):
-            return
-        self._last_commit = now
-        self._commit(live)
-
-    def _commit(self, live: list[Owned]) -> None:
-        """Commits all that is not committed of the given partitions: effects, corrections, markers and offsets."""
-        records: list[OutRecord] = []
-        moved: list[Owned] = []
-        lost: list[tuple[Owned, Window]] = []
-        for owned in live:
-            owned.gather(owned.fold.take_corrections())
-            owned_lost = [(owned, window) for window in owned.lost_windows]
-            if owned.pending or owned.has_moved or owned_lost:
-                moved.append(owned)
-                lost += owned_lost
-        if not moved:
-            self._commits_have_passed()
-            return
-        for owned in moved:
-            records += [self._out(effect) for effect in owned.pending]
-        records += [self._marker_record(owned, window, "data_lost") for owned, window in lost]
-        began = self._monotonic()
-        offsets = [owned.offset_to_commit() for owned in moved]
-        if not self._transact(records, offsets):
-            return
-        self._metrics.commits.inc()
-        self._metrics.commit_seconds.observe(self._monotonic() - began)
-        for owned, window in lost:
-            logs.error(
-                "a step is incomplete for good: the log no longer holds all of it",
-                **logs.named(window),
-                partition=owned.partition,
-                samples_left=len(window),
-            )
-        for owned, offset in zip(moved, offsets, strict=True):
-            self._metrics.take(0, owned.fold.counts)  # the corrections
-            self._say_results(owned)
-            owned.pending.clear()
-            owned.lost_windows = []
-            owned.committed = offset.offset
-        self._commits_have_passed()
-
-    def _write_markers(self, owned: Owned, windows: list[Window], reason: CloseReason) -> None:
-        """Writes close markers to the windows' own partition, in a transaction of their own."""
-        if not self._transact([self._marker_record(owned, window, reason) for window in windows], []):
-            owned.timers.ask_again()
-            return
-        self._metrics.timeouts.inc(len(windows))
-        for window in windows:
-            logs.warning(
-                "a step waited too long: closing it as it is",
-                **logs.named(window),
-                samples=len(window),
-                expected_samples=window.expected_samples,
-                producers_heard=len(window.heard),
-                producers=window.producers,
-            )
-
-    def _transact(self, records: list[OutRecord], offsets: list[TopicPartition]) -> bool:
-        """Returns whether the transaction was committed; where not, it will be tried again."""
-        self._health.begin_commit()
-        try:
-            self._transactions.run(records, offsets, self._consumer)
-            return True
-        except TooLargeError as error:
-            self._make_smaller(str(error))
-            why = f"too large: {error}"
-        except AbortedError as error:
-            why = str(error)
-        finally:
-            self._health.end_commit()
-        self._metrics.aborts.inc()
-        if self._commits_fail_since is None:
-            self._commits_fail_since = self._monotonic()
-            logs.warning("a transaction was aborted, and will be tried again", why=why)
-            self._pause_all()
-        failing = self._monotonic() - self._commits_fail_since
-        self._next_try = self._monotonic() + min(RETRY_SECONDS, 0.05 + failing / 4)
-        return False
-
-    def _make_smaller(self, topics: str) -> None:
-        """Cuts dead letters shorter; a result can't be cut, so it is waited for until its topic takes it."""
-        if self._settings.output_topic not in topics.split(", "):
-            self._dead_letter_bytes = max(_MIN_DEAD_LETTER_BYTES, self._dead_letter_bytes // 2)
-            logs.warning("a dead letter was too large; they are cut shorter", max_bytes=self._dead_letter_bytes)
-        elif self._commits_fail_since is None:
-            logs.error(
-                "a result is larger than the output topic takes, and nothing goes on until it fits: "
-                "raise the topic's max.message.bytes",
-                topic=self._settings.output_topic,
-            )
-
-    def _commits_have_passed(self) -> None:
-        if self._commits_fail_since is not None:
-            logs.info("transactions go through again", after_seconds=self._monotonic() - self._commits_fail_since)
-            self._commits_fail_since = None
-            self._next_try = 0.0
-            self._resume_all()
-
-    def _pause_all(self) -> None:
-        """Back-pressure: what can't be committed must not pile up."""
-        self._consumer.pause([TopicPartition(one.topic, one.partition) for one in self._owned.values()])
-
-    def _resume_all(self) -> None:
-        self._consumer.resume([TopicPartition(one.topic, one.partition) for one in self._owned.values()])
-
-    def _out(self, effect: Effect) -> OutRecord:
-        if isinstance(effect, Publish):
-            result = effect.result
-            return OutRecord(self._settings.output_topic, result.key(), encode(result), run_id=result.run_id)
-        assert isinstance(effect, SetAside)
-        letter = dead_letter(effect, self._dead_letter_bytes)
-        return OutRecord(self._settings.dead_letter_topic, letter.key, letter.value, letter.headers)
-
-    def _marker_record(self, owned: Owned, window: Window, reason: CloseReason) -> OutRecord:
-        return OutRecord(owned.topic, window.run_id.encode(), encode(marker(window, reason)), partition=owned.partition)
-
-    def _say_results(self, owned: Owned) -> None:
-        now = self._unix_ms()
-        for effect in owned.pending:
-            if isinstance(effect, Publish):
-                result = effect.result
-                metrics = result.metrics
-                if not result.correction and result.closed_unix_ms is not None:
-                    self._metrics.publish_seconds.observe(max(0, now - result.closed_unix_ms) / 1000)
-                logs.info(
-                    "step corrected" if result.correction else "step closed",
-                    **logs.named(result),
-                    complete=result.complete,
-                    reason=result.reason,
-                    samples=metrics[f"{result.scope}/num_training_samples"],
-                    episode_raw_reward=metrics[f"{result.scope}/episode_raw_reward"],
-                    late_samples=result.late_samples or None,
-                )
 
     # --- rebalances: callbacks, which never raise ----------------------------------------------------------------
 
@@ -728,7 +570,7 @@ class Sidecar:
                 consumer.incremental_assign(starts)
             else:
                 consumer.assign(starts)
-            if starts and self._commits_fail_since is not None:
+            if starts and self._commits.are_failing:
                 consumer.pause(starts)
             self._has_joined, self._missing = True, ""
         except BaseException as error:
@@ -740,8 +582,8 @@ class Sidecar:
             leaving = [self._owned[one.partition] for one in partitions if one.partition in self._owned]
             try:
                 # So that the next owner starts from here. Where it fails, it starts from the last commit: as exact.
-                if self._commits_fail_since is None and self._failure is None:
-                    self._commit([owned for owned in leaving if not owned.is_restoring])
+                if not self._commits.are_failing and self._failure is None:
+                    self._commits.commit(leaving)
             finally:
                 self._drop(consumer, partitions, "revoked")
         except BaseException as error:
@@ -762,7 +604,7 @@ class Sidecar:
             self._keep_failure(error)
 
     def _drop(self, consumer: Consumer, partitions: list[TopicPartition], how: str) -> None:
-        if self._commits_fail_since is not None:
+        if self._commits.are_failing:
             # The client keeps a partition's pause beyond its loss: given to us again it would stand still for good.
             consumer.resume(partitions)
         dropped = [one.partition for one in partitions if self._owned.pop(one.partition, None) is not None]

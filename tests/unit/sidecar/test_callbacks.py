@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from stream_metrics.config import Settings
 from stream_metrics.core.record import LogRecord
+from stream_metrics.sidecar.commits import Commits
 from stream_metrics.sidecar.errors import FencedError, KafkaRefusedError, RestartError, StateRefusedError
 from stream_metrics.sidecar.health import Health
 from stream_metrics.sidecar.loop import Sidecar
@@ -61,12 +62,23 @@ class Bench:
     """A loop with partitions 0 and 1, whose transactions are noted and succeed."""
 
     def __init__(self) -> None:
-        self.sidecar = Sidecar(Settings(), "id", Health(0.5, time.monotonic), SelfMetrics())
+        health, metrics = Health(0.5, time.monotonic), SelfMetrics()
+        self.sidecar = Sidecar(Settings(), "id", health, metrics)
         self.committed: list[tuple[int, int, int]] = []
         self.consumer = _Consumer()
+        transactions: Any = SimpleNamespace(run=self._run, serve=lambda: None, is_ours=lambda *_: False)
         self.sidecar._consumer = self.consumer  # type: ignore[assignment]  # all that it needs
-        self.sidecar._transactions = SimpleNamespace(  # type: ignore[assignment]
-            run=self._run, serve=lambda: None, is_ours=lambda *_: False
+        self.sidecar._transactions = transactions
+        self.sidecar._commits = Commits(
+            Settings(),
+            self.sidecar._owned,
+            self.sidecar._consumer,
+            transactions,
+            1_000_000,
+            health,
+            metrics,
+            time.monotonic,
+            lambda: 0,
         )
         self.logs = {number: MemoryLog(topic=TOPIC, partition=number) for number in (0, 1)}
         fold, timers = Settings().fold(), Timers(3600, 60)

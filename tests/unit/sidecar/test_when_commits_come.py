@@ -12,8 +12,9 @@ from stream_metrics.config import Settings
 from stream_metrics.core.record import LogRecord
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.sidecar import loop
+from stream_metrics.sidecar.commits import BEHIND_COMMIT_SECONDS, Commits
 from stream_metrics.sidecar.health import Health
-from stream_metrics.sidecar.loop import BATCH, BEHIND_COMMIT_SECONDS, Sidecar, batch_size
+from stream_metrics.sidecar.loop import BATCH, Sidecar, batch_size
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.timers import Timers
@@ -46,17 +47,30 @@ class _Turned:
         self.now = 0.0
         self.commits: list[float] = []
         self.log = MemoryLog()
-        sidecar = Sidecar(Settings(), "id", Health(0.5, time.monotonic), SelfMetrics(), monotonic=lambda: self.now)
+        health, metrics = Health(0.5, time.monotonic), SelfMetrics()
+        sidecar = Sidecar(Settings(), "id", health, metrics, monotonic=lambda: self.now)
         owned = Owned(FoldSettings(), "t", 0, start=0, committed=0, note=None, timers=Timers(3600, 60))
         self.consumer = sidecar._consumer = _Consumer()  # type: ignore[assignment]
         sidecar._owned[0] = owned
+        transactions: Any = None
+        sidecar._commits = Commits(
+            Settings(),
+            sidecar._owned,
+            sidecar._consumer,
+            transactions,
+            1_000_000,
+            health,
+            metrics,
+            lambda: self.now,
+            lambda: 0,
+        )
 
         def commit(live: list[Owned]) -> None:
             self.commits.append(self.now)
             for one in live:
                 one.pending.clear()
 
-        monkeypatch.setattr(sidecar, "_commit", commit)
+        monkeypatch.setattr(sidecar._commits, "commit", commit)
         self._sidecar = sidecar
 
     def put(self, *events: dict[str, Any]) -> None:
@@ -68,7 +82,7 @@ class _Turned:
         messages = self._sidecar._consume()
         if messages:
             self._sidecar._fold(messages)
-        self._sidecar._commit_if_due()
+        self._sidecar._commits.commit_if_due(is_behind=self._sidecar._is_behind)
 
 
 @pytest.fixture
