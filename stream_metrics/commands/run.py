@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from http import HTTPStatus
-from typing import Any
 
 from stream_metrics import __version__
 from stream_metrics.commands._sinks import Sinks
@@ -19,6 +18,7 @@ from stream_metrics.sidecar.errors import SidecarError
 from stream_metrics.sidecar.health import Health
 from stream_metrics.sidecar.loop import Sidecar
 from stream_metrics.sidecar.self_metrics import SelfMetrics
+from stream_metrics.sidecar.stop_signals import StopSignals
 from stream_metrics.sidecar.watchdog import Watchdog
 from stream_metrics.web.page import Page
 from stream_metrics.web.server import Answer, Server
@@ -38,13 +38,7 @@ def main(settings: Settings, config_file: str | None = None) -> int:
     transactional_id = f"{settings.group_id}-{settings.instance_id or socket.gethostname()}"
     page = Page(settings, __version__, health.why_not_ready) if settings.http_port else None
     sidecar = Sidecar(settings, transactional_id, health, metrics, show_open=page.take_open if page else None)
-
-    def stop(number: int, _: Any) -> None:
-        logs.info("stopping", signal=signal.Signals(number).name)
-        sidecar.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    StopSignals(sidecar.stop).listen()
     server = None
     if page is not None:
         try:

@@ -60,7 +60,13 @@ def main(
     try:
         partitions_of(consumer, settings.output_topic, complaints)
         feeding = SinkConsumer(consumer, settings.output_topic, sink, is_once=is_once, is_all=is_all)
-        before = {number: signal.signal(number, lambda *_: feeding.stop()) for number in _STOP_SIGNALS}
+
+        def stop(*_: object) -> None:
+            feeding.stop()
+            for number in _STOP_SIGNALS:  # a second one ends it at once, also where the tool hangs
+                signal.signal(number, signal.SIG_DFL)
+
+        before = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
         try:
             feeding.run()
         finally:

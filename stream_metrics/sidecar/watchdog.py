@@ -44,7 +44,7 @@ class Watchdog:
             looks = looks + 1 if turns == seen else 0
             seen = turns
             if looks == _LOOKS:
-                _say_stacks()
+                say_stacks(f"the loop hasn't turned for {STUCK_SECONDS:.0f} s")
 
 
 def _sleep() -> bool:
@@ -52,9 +52,14 @@ def _sleep() -> bool:
     return False
 
 
-def _say_stacks() -> None:
+def say_stacks(why: str) -> None:
+    """Logs where each thread but the calling one stands.
+
+    Args:
+        why: What begins each line.
+    """
     for name, stack in _stacks():
-        logs.error(f"the loop hasn't turned for {STUCK_SECONDS:.0f} s: thread {name} stands here", stack=stack)
+        logs.error(f"{why}: thread {name} stands here", stack=stack)
 
 
 def _stacks() -> Iterator[tuple[str, str]]:

@@ -108,13 +108,6 @@ def test_an_idle_sidecar_ends_soon_and_leaves_the_group(sidecar: Operated, numbe
     assert time.monotonic() - began < 20
 
 
-def test_a_second_signal_changes_nothing(sidecar: Operated) -> None:
-    sidecar.start_ready()
-    for _ in range(3):
-        os.kill(sidecar.process.pid, signal.SIGTERM)
-    assert sidecar.process.wait_until_ended(20) == 0
-
-
 def test_under_load_what_was_read_is_committed_before_the_end(sidecar: Operated) -> None:
     sidecar.start_ready(commit_interval=600)
     with Flow(sidecar.bootstrap, sidecar.deployment.input_topic, Traffic(1, runs=2, partitions=1), 3_000) as flow:
