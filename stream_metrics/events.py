@@ -1,7 +1,7 @@
 """The wire contract: what producers write to the input topic and what the sidecar publishes.
 
-Events are JSON objects, or MessagePack maps where the record's header `content-type` says `application/msgpack`. They
-are told apart by `type`. The rules:
+Events are JSON objects or MessagePack maps: the first byte tells which. One event is told from another by `type`. The
+rules:
 - Unknown fields are skipped, unread and unchecked, so that producers may send more than is read.
 - `null` stands for "absent" everywhere. Of a name given twice the last one counts.
 - Bare `NaN`, `Infinity` and numbers past a double, as Python's json writes them, are accepted.
@@ -24,7 +24,6 @@ MAX_PRODUCERS: Final = 65_536
 
 DEFAULT_RUN_ID: Final = "default"
 DEFAULT_SCOPE: Final = "rollout"
-MSGPACK: Final = "application/msgpack"
 
 Identifier = int | str
 Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
@@ -180,30 +179,23 @@ decode_fast = _decode_json
 decode_fast_msgpack = _decode_msgpack
 """Decode strict JSON and MessagePack only, and raise `NOT_DECODED`. For hot loops, which fall back to `decode`."""
 
-_NO_JSON: Final = b"\x80"
-"""JSON begins with a lower byte, a MessagePack map with this one or a higher."""
+_MSGPACK_MAPS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+"""What a map of MessagePack begins with; no text in JSON can."""
 
 
-def decode(value: bytes, content_type: str | None = None) -> Event:
+def decode(value: bytes) -> Event:
     """Returns the event that a record's value holds.
 
-    JSON is tried first whatever the content type says: no value is both, and a header is the easier thing to get wrong.
+    What kind it is, the value itself says: a header is the easier thing to get wrong, and takes as long to read.
 
     Raises:
         EventError: The value is no event.
     """
-    is_msgpack = content_type == MSGPACK
-    if not is_msgpack or value[:1] < _NO_JSON:
-        try:
-            return _decode_json(value)
-        except NOT_DECODED as error:
-            failure: Exception = error
-    if is_msgpack:
-        try:
-            return _decode_msgpack(value)
-        except NOT_DECODED as error:
-            raise EventError(_reason(error)) from None
-    if _may_hold_nonfinite(value, failure):
+    try:
+        return _decode_msgpack(value) if _is_msgpack(value) else _decode_json(value)
+    except NOT_DECODED as error:
+        failure = error
+    if not _is_msgpack(value) and _may_hold_nonfinite(value, failure):
         return _decode_lenient(value, failure)
     raise EventError(_reason(failure)) from None
 
@@ -244,6 +236,10 @@ def json_schemas() -> dict[str, Any]:
         "oneOf": [{"$ref": f"#/$defs/{kind.__name__}"} for kind in kinds],
         "$defs": components,
     }
+
+
+def _is_msgpack(value: bytes) -> bool:
+    return len(value) > 0 and value[0] in _MSGPACK_MAPS
 
 
 def _may_hold_nonfinite(value: bytes, failure: Exception) -> bool:

@@ -35,7 +35,6 @@ from stream_metrics.events import (
     DEFAULT_RUN_ID,
     DEFAULT_SCOPE,
     MAX_PRODUCERS,
-    MSGPACK,
     NOT_DECODED,
     DeadLetterReason,
     Event,
@@ -79,8 +78,6 @@ RECORDS_A_WINDOW: Final = 4
 _SHORT_ROW: Final = 64
 _MAX_WAITING: Final = 50_000
 """Samples that came in rows so short wait in their windows, as they were decoded, until there are so many of them."""
-
-_MSGPACK_HEADERS: Final = [("content-type", MSGPACK.encode())]
 
 _FAR_STEPS: Final = 1_000
 """A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""
@@ -181,7 +178,7 @@ class Fold:
             failure: EventError | None = None
             if event is None and record.value() is not None:
                 try:
-                    event = events[place] = decode(record.value(), _content_type(record))  # type: ignore[arg-type]
+                    event = events[place] = decode(record.value())  # type: ignore[arg-type]
                 except EventError as error:
                     failure = error
             if type(event) is Sample:
@@ -789,11 +786,9 @@ class _Rows:
 def _decoded(records: Sequence[Record]) -> list[Event | None]:
     """Returns the event of each record, None for one that takes a closer look."""
     values = [record.value() for record in records]
-    with suppress(*NOT_DECODED):
-        return list(map(decode_fast, values))  # type: ignore[arg-type]  # None raises TypeError
-    if _are_msgpack(records):
+    for decode_all in (decode_fast, decode_fast_msgpack):  # no value is both, and what it isn't it fails at once
         with suppress(*NOT_DECODED):
-            return list(map(decode_fast_msgpack, values))  # type: ignore[arg-type]
+            return list(map(decode_all, values))  # type: ignore[arg-type]  # None raises TypeError
     made: list[Event | None] = []
     for value in values:
         try:
@@ -803,11 +798,6 @@ def _decoded(records: Sequence[Record]) -> list[Event | None]:
     return made
 
 
-def _are_msgpack(records: Sequence[Record]) -> bool:
-    headers: list[object] = [record.headers() for record in records]
-    return headers.count(_MSGPACK_HEADERS) == len(headers) or all(_content_type(one) == MSGPACK for one in records)
-
-
 def _run(event: Event) -> tuple[str, str]:
     run_id, scope = event.run_id, event.scope
     return (DEFAULT_RUN_ID if run_id is None else run_id, DEFAULT_SCOPE if scope is None else scope)
@@ -815,10 +805,3 @@ def _run(event: Event) -> tuple[str, str]:
 
 def _offset_of(record: Record) -> int:
     return record.offset()
-
-
-def _content_type(record: Record) -> str | None:
-    for name, value in record.headers() or ():
-        if name.lower() == "content-type" and value is not None:
-            return bytes(value).decode("latin-1").split(";")[0].strip().lower()
-    return None

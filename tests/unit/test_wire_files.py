@@ -16,11 +16,8 @@ RESULTS = [line for path in sorted(WIRE.glob("results_*.jsonl")) for line in pat
 
 @pytest.mark.parametrize("case", EVENTS)
 def test_an_event_of_an_earlier_version_is_read_as_it_was(case):
-    if "json" in case:
-        event = events.decode(case["json"].encode())
-    else:
-        event = events.decode(base64.b64decode(case["msgpack"]), events.MSGPACK)
-    decoded = msgspec.to_builtins(event)
+    value = case["json"].encode() if "json" in case else base64.b64decode(case["msgpack"])
+    decoded = msgspec.to_builtins(events.decode(value))
     assert {name: decoded[name] for name in case["decoded"]} == case["decoded"]
 
 

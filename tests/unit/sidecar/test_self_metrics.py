@@ -10,7 +10,7 @@ import pytest
 
 from stream_metrics.core.fold import Fold
 from stream_metrics.core.settings import FoldSettings
-from stream_metrics.events import MSGPACK, DeadLetterReason
+from stream_metrics.events import DeadLetterReason
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.testing import MemoryLog, close, sample
 from support.programs import program
@@ -20,7 +20,7 @@ def _fed(metrics: SelfMetrics, *events: Any, batch: int) -> Fold:
     log = MemoryLog()
     for event in events:
         log.append(event)
-    log.append(msgspec.msgpack.encode(sample(1, 1.0)), headers=[("content-type", MSGPACK.encode())])
+    log.append(msgspec.msgpack.encode(sample(1, 1.0)))
     fold = Fold(FoldSettings(remember_steps=1), "t", 0)
     for start in range(0, len(log.records), batch):
         records = log.records[start : start + batch]
