@@ -4,6 +4,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 IMAGE ?= stream-metrics/kafka:4.1.0
+# Tests side by side, each worker with a broker of its own. They wait more than they work, so more than there are cores.
+WORKERS ?= 4
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
@@ -16,8 +18,8 @@ demo: $(VENV)/installed-demo ## Run the demo; BROKER=host:port uses that broker
 	$(BIN)/stream-metrics demo $(if $(BROKER),--bootstrap-servers $(BROKER)) $(ARGS)
 
 .PHONY: test
-test: $(VENV)/installed-test ## Run all tests; ARGS='-m "not broker"' narrows them
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/installed-test ## Run all tests; ARGS='-m "not broker"' narrows them, WORKERS=0 runs one after another
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 .PHONY: sinks
 sinks: $(VENV)/installed-sinks ## Install the libraries of all sinks, whose tests `make test` skips otherwise

@@ -499,12 +499,21 @@ def _jars() -> Path:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Returns ports that the system says are free: all held at once, so that they differ, then let go."""
+    """Returns ports that the system says are free: all held at once, so that they differ, then let go.
+
+    Workers of one test run take a share each. Else one might be given what another was and doesn't use yet.
+    """
+    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports: list[int] = []
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
+        while len(ports) < count:
+            one = held.enter_context(socket.socket())
             one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+            port = one.getsockname()[1]
+            if port // 2 % shares == share % shares:  # by pairs: Linux gives odd ones only, while there are any
+                ports.append(port)
+    return ports
 
 
 def _die_with_parent() -> None:
