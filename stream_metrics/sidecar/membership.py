@@ -1,7 +1,7 @@
-"""Which member the group knows under an instance id.
+"""Whether another live replica has our instance id: which member the group knows under it, and whether that is us.
 
-Asked in a process of its own: where the broker goes away while the client asks for a group, the client ends its process
-by a failed assertion (librdkafka #4605), up to half a minute after the call has timed out.
+The group is asked in a process of its own: where the broker goes away meanwhile, the client ends its process by a
+failed assertion (librdkafka #4605), up to half a minute after the call has timed out.
 """
 
 from __future__ import annotations
@@ -9,15 +9,71 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from stream_metrics.config import Settings
+from stream_metrics.sidecar import logs
 
 _ANSWER_SECONDS: Final = 5.0
 """Longer waits would hold up a stop."""
+
+LOOK_SECONDS: Final = 1.0
+
+
+def is_replaced(
+    ask: Callable[[], str | None],
+    is_me: Callable[[str], bool],
+    is_identity_ours: Callable[[], bool | None],
+    session_seconds: float,
+    monotonic: Callable[[], float],
+    pause: Callable[[float], None],
+    must_stop: Callable[[], bool],
+) -> bool:
+    """Returns whether another live replica has our instance id, asking until that is known; False where a stop comes.
+
+    A member that isn't us may still be no other replica: a request to join that the network delivers late leaves one
+    behind that nobody is. The transactional id tells, where its coordinator answers and our producer is still of use.
+    Else time does: who sends no heartbeats is gone after a session, and who is alive is still there.
+
+    Args:
+        ask: Returns the member that the group has under the instance id; raises `KafkaException` where it doesn't say.
+        is_me: Tells whether a member is us.
+        is_identity_ours: Tells whether the transactional id is still ours; None where nobody knows.
+        session_seconds: Silence after which the group takes a member for dead.
+        monotonic: Seconds that never jump.
+        pause: Sleeps for some seconds.
+        must_stop: Tells whether a stop was asked for.
+    """
+    seen, since, is_over, is_said = "", 0.0, False, False
+    while not must_stop():
+        try:
+            holder = ask()
+        except KafkaException as error:
+            if not is_said:
+                is_said = True
+                logs.warning("the group doesn't say who has my instance id; asking on", error=error.args[0].str())
+            seen = ""  # what stood still with the broker counts for nothing
+            pause(LOOK_SECONDS)
+            continue
+        if holder is None or is_me(holder):
+            return False
+        is_ours = is_identity_ours()
+        if is_ours is not None:
+            return not is_ours
+        now = monotonic()
+        if holder != seen:
+            seen, since, is_over = holder, now, False
+            logs.warning("the group has another member under my instance id; looking whether it lives", member=holder)
+        elif is_over:  # seen once more after its time: a broker that has just woken up may not have looked at it yet
+            return True
+        else:
+            is_over = now - since > session_seconds
+        pause(LOOK_SECONDS)
+    return False
 
 
 def member_with(settings: Settings, instance_id: str) -> str | None:

@@ -50,6 +50,7 @@ LATE_JOIN: Final = "the group took a request of ours that came late for another 
 _GROUP_REFUSES: Final = (KafkaError.FENCED_INSTANCE_ID, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION)
 """What the group says of a member that was; the coordinator of the transaction has been asked before it."""
 
+_FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _SERVE_TRIES: Final = 3
 
 Headers = list[tuple[str, bytes | None]]
@@ -131,6 +132,7 @@ class Transactions:
         self._is_stopping = is_stopping
         self._turn = turn
         self._begun_at = 0.0
+        self._was_init_slow = False
         self._is_wait_said = False
         self._too_large: list[str] = []
         self._partitions: dict[str, int] = {}
@@ -159,6 +161,7 @@ class Transactions:
         while True:
             try:
                 self._call(self._producer.init_transactions, CALL_SECONDS, tries=1)
+                self._was_init_slow = time.monotonic() - began > CALL_SECONDS
                 return
             except CLIENT_ERRORS as error:
                 kafka_error = client_error(error)
@@ -201,30 +204,38 @@ class Transactions:
             self._call(producer.commit_transaction, CALL_SECONDS)
         except CLIENT_ERRORS as error:
             self._abort(client_error(error))
+        self._was_init_slow = False
         if self._is_wait_said:
             logs.info("the transaction has gone through", after_seconds=round(time.monotonic() - self._begun_at, 1))
 
-    def is_ours(self, topic: str, consumer: Consumer) -> bool:
+    def is_ours(self, topic: str, consumer: Consumer) -> bool | None:
         """Returns whether nobody has taken the transactional id over, asked after the group refused our instance id.
 
         The group takes a join of ours that arrives late for another replica. The transaction coordinator knows better:
         a replica takes the transactional id over before it joins, and who had it before can't even abort any more.
+        It is None where that can't be told: nobody answers, or our producer was of no use before.
 
         Args:
             topic: Any that has a partition 0; its offset makes the coordinator hear of a transaction to abort.
             consumer: The group's member that was.
         """
         self._begun_at = time.monotonic()
+        self._is_wait_said = False
         try:
             self._call(self._producer.begin_transaction)
+        except (*CLIENT_ERRORS, RestartError):
+            return None
+        try:
             try:
                 self._call(self._send_offsets, [TopicPartition(topic, 0, 0)], consumer.consumer_group_metadata())
             except CLIENT_ERRORS as error:
                 if client_error(error).code() not in _GROUP_REFUSES:
-                    return False
+                    raise
             self._call(self._producer.abort_transaction, CALL_SECONDS)
-        except (*CLIENT_ERRORS, RestartError):
-            return False
+        except CLIENT_ERRORS as error:
+            return False if self._is_another_replica(client_error(error)) else None
+        except RestartError:
+            return None
         return True
 
     def partition_of(self, topic: str, run_id: str) -> int:
@@ -299,12 +310,19 @@ class Transactions:
         raise AbortedError(error.str()) from None
 
     def _raise_lost(self, error: KafkaError) -> None:
-        """A fatal error within the transaction's time is another replica's doing; after it, the broker's."""
-        age = time.monotonic() - self._begun_at
-        is_fenced = error.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-        if is_fenced and age < self._timeout_seconds:
+        if self._is_another_replica(error):
             raise FencedError(self._fenced_message()) from None
+        is_fenced = error.code() in _FENCED
         raise RestartError(f"the producer is done for: {error.str()}", is_replaced_perhaps=is_fenced) from None
+
+    def _is_another_replica(self, error: KafkaError) -> bool:
+        """Being fenced within the transaction's time is another replica's doing; after it, the broker's.
+
+        Or our own, in the first transaction after the broker was slow to give us the identity: the client has then
+        asked again, and what it had asked before may come last.
+        """
+        age = time.monotonic() - self._begun_at
+        return error.code() in _FENCED and age < self._timeout_seconds and not self._was_init_slow
 
     def _fenced_message(self) -> str:
         return (

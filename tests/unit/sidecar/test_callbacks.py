@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from stream_metrics.config import Settings
 from stream_metrics.core.record import LogRecord
+from stream_metrics.sidecar import loop
 from stream_metrics.sidecar.commits import Commits
 from stream_metrics.sidecar.errors import FencedError, KafkaRefusedError, RestartError, StateRefusedError
 from stream_metrics.sidecar.health import Health
@@ -144,6 +145,30 @@ def _raising(error: BaseException) -> Any:
 
 REFUSED = KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
 PASSES = KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+
+@pytest.mark.parametrize(("holder", "may_join"), [(None, True), ("member", True), ("another", False), (PASSES, False)])
+def test_a_static_member_that_has_lost_its_partitions_joins_again_only_where_nobody_has_its_instance_id(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, holder: Any, may_join: bool
+) -> None:
+    answer = _raising(holder) if isinstance(holder, Exception) else lambda *_: holder
+    monkeypatch.setattr(loop, "member_with", answer)
+    bench.sidecar._settings = Settings(instance_id="a")
+    bench.consumer.on_poll = lambda: bench.sidecar._on_lost(bench.consumer, [FIRST])  # type: ignore[arg-type]
+    if may_join:
+        bench.turn()
+        assert bench.consumer.told == []
+    else:
+        with pytest.raises(RestartError) as caught:  # and then it is asked until it is known
+            bench.turn()
+        assert caught.value.is_replaced_perhaps
+        assert bench.consumer.told == ["unsubscribe"]
+
+
+def test_a_member_that_the_group_says_is_replaced_asks_who_has_its_instance_id(bench: Bench) -> None:
+    with pytest.raises(RestartError) as caught:
+        bench.sidecar._raise_lost(KafkaError(KafkaError.FENCED_INSTANCE_ID))
+    assert caught.value.is_replaced_perhaps
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
-"""Who has an instance id is asked in a process of its own, whose end by the client's own hand is no answer."""
+"""Who has an instance id is asked in a process of its own; and when that is another live replica, and when a ghost."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from stream_metrics.config import Settings
-from stream_metrics.sidecar.membership import member_with
+from stream_metrics.sidecar.membership import LOOK_SECONDS, is_replaced, member_with
 
 
 @pytest.fixture
@@ -50,3 +51,90 @@ def test_passwords_are_no_arguments_that_others_could_list(
     member_with(settings, "a")
     assert "secret" not in (tmp_path / "arguments").read_text()
     assert "secret" in (tmp_path / "input").read_text()
+
+
+SESSION_SECONDS = 10.0
+SILENT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+class _Group:
+    """A group that is asked once a second; `holder` says what it answers then."""
+
+    def __init__(self, holder: Callable[[float], str | None], is_identity_ours: bool | None = None) -> None:
+        self.now = 0.0
+        self.stops_at = float("inf")
+        self._holder = holder
+        self._is_identity_ours = is_identity_ours
+
+    def is_replaced(self) -> bool:
+        return is_replaced(
+            lambda: self._holder(self.now),
+            lambda member: member == "me",
+            lambda: self._is_identity_ours,
+            SESSION_SECONDS,
+            lambda: self.now,
+            self._pause,
+            lambda: self.now >= self.stops_at,
+        )
+
+    def _pause(self, seconds: float) -> None:
+        assert self.now < 1_000, "it never knows"
+        self.now += seconds
+
+
+@pytest.mark.parametrize("holder", [None, "me"])
+def test_an_instance_id_that_nobody_has_or_we_have_is_ours(holder: str | None) -> None:
+    group = _Group(lambda _: holder, is_identity_ours=False)
+    assert not group.is_replaced()
+    assert group.now == 0.0
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_where_the_coordinator_of_transactions_knows_it_is_known_at_once(is_ours: bool) -> None:
+    group = _Group(lambda _: "another", is_identity_ours=is_ours)
+    assert group.is_replaced() is not is_ours
+    assert group.now == 0.0
+
+
+def test_a_member_that_sends_no_heartbeats_is_no_replica() -> None:
+    group = _Group(lambda now: "ghost" if now <= SESSION_SECONDS else None)
+    assert not group.is_replaced()
+
+
+def test_a_member_that_outlives_its_session_is_another_replica() -> None:
+    group = _Group(lambda _: "another")
+    assert group.is_replaced()
+    assert SESSION_SECONDS < group.now <= SESSION_SECONDS + 3 * LOOK_SECONDS
+
+
+def test_a_member_that_a_broker_shows_once_more_as_it_wakes_up_is_no_replica() -> None:
+    # It has been asked before it looks at the sessions that ended meanwhile.
+    group = _Group(lambda now: "ghost" if now <= SESSION_SECONDS + LOOK_SECONDS else None)
+    assert not group.is_replaced()
+
+
+def test_each_member_is_given_its_own_time() -> None:
+    group = _Group(lambda now: f"ghost-{now // 8:.0f}" if now < 40 else None)
+    assert not group.is_replaced()
+    assert group.now == 40
+
+
+def test_the_time_of_a_broker_that_says_nothing_does_not_count() -> None:
+    def holder(now: float) -> str | None:
+        if 5 <= now < 60:
+            raise SILENT
+        return "ghost" if now < 60 + SESSION_SECONDS else None
+
+    group = _Group(holder)
+    assert not group.is_replaced()
+    assert group.now == 60 + SESSION_SECONDS
+
+
+def test_a_stop_ends_the_asking() -> None:
+    def holder(_: float) -> str | None:
+        raise SILENT
+
+    group = _Group(holder)
+    group.stops_at = 3.0
+    assert not group.is_replaced()
+    assert group.now == 3.0
