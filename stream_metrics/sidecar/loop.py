@@ -39,14 +39,13 @@ from stream_metrics.sidecar.errors import (
 )
 from stream_metrics.sidecar.health import Health
 from stream_metrics.sidecar.input_topic import InputTopic, made_anew
-from stream_metrics.sidecar.membership import member_with
+from stream_metrics.sidecar.membership import is_replaced, member_with
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.takeover import Takeover
 from stream_metrics.sidecar.topics import Topics
 from stream_metrics.sidecar.transactions import (
     CALL_SECONDS,
-    LATE_JOIN,
     Transactions,
     broker_answers,
 )
@@ -61,6 +60,7 @@ TICK_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
 STOP_GRACE_SECONDS: Final = 3.0
 RESTORE_STALL_SECONDS: Final = 30.0
+FENCED_MEMBER: Final = "the group may have given my instance id to another member"
 FORGOTTEN_SECONDS: Final = 10.0
 """A consumer that finds no broker for so long, where a new client finds one, won't find it any more."""
 
@@ -143,27 +143,40 @@ class Sidecar:
             self._pause(pause)
 
     def _raise_if_replaced(self) -> None:
-        """Asks the group whether another replica has our instance id by now.
+        """Asks until it is known whether another replica has our instance id by now.
 
-        A static member that slept must ask before it joins again: it would push out a replacement it doesn't know of.
+        A static member must ask before it joins again: it would push out a replacement that it doesn't know of.
 
         Raises:
             FencedError: One has.
         """
         instance_id = self._settings.instance_id
-        if instance_id is None or not self._member_id:
+        if instance_id is None:
             return
-        try:
-            holder = member_with(self._settings, instance_id)
-        except KafkaException as error:
-            logs.warning("the group doesn't say who has my instance id", error=error.args[0].str())
-            return
-        if holder is not None and holder != self._member_id and not self._is_identity_ours():
-            raise self._replaced()
+        self._health.not_ready = f"asking the group who has the instance id {instance_id}"
+        with suppress(StoppingError):
+            if is_replaced(
+                lambda: member_with(self._settings, instance_id),
+                self._is_me,
+                self._is_identity_ours,
+                self._settings.session_timeout_seconds,
+                self._monotonic,
+                self._pause,
+                self._must_stop,
+            ):
+                raise FencedError(
+                    f"another live replica runs with --instance-id {instance_id} and took over: "
+                    "give each replica of the group its own"
+                )
 
-    def _is_identity_ours(self) -> bool:
+    def _is_me(self, member_id: str) -> bool:
+        # The client may have joined once more since we heard of it, and forgets its id where its session ends.
+        consumer = self._consumer
+        return member_id == self._member_id or (consumer is not None and member_id == consumer.memberid())
+
+    def _is_identity_ours(self) -> bool | None:
         transactions, consumer = self._transactions, self._consumer
-        return consumer is not None and transactions.is_ours(self._settings.input_topic, consumer)
+        return None if consumer is None else transactions.is_ours(self._settings.input_topic, consumer)
 
     def _heartbeat_seconds(self) -> float:
         return max(0.1, min(3.0, self._settings.session_timeout_seconds / 4))
@@ -391,21 +404,13 @@ class Sidecar:
     def _raise_lost(self, error: KafkaError) -> NoReturn:
         """Raises what follows from an error that ends the consumer."""
         if meaning(error) is Meaning.FENCED:
-            if self._is_identity_ours():
-                raise RestartError(LATE_JOIN)
-            raise self._replaced()
+            raise RestartError(FENCED_MEMBER, is_replaced_perhaps=True)
         if meaning(error) is Meaning.REFUSED:
             raise refused(error, self._as_a_member())
         raise RestartError(f"the consumer is done for: {error.str()}")
 
     def _as_a_member(self) -> str:
         return f"reading {self._settings.input_topic!r} in group {self._settings.group_id!r}"
-
-    def _replaced(self) -> FencedError:
-        return FencedError(
-            f"another live replica runs with --instance-id {self._settings.instance_id} and took over: "
-            "give each replica of the group its own"
-        )
 
     def _take_out_of_range(self, owned: Owned) -> None:
         """The next offset isn't in the log: retention was faster than we, or the log was made anew."""
@@ -594,8 +599,8 @@ class Sidecar:
             self._metrics.rebalances.labels("lost").inc()
             self._has_joined = False
             self._drop(consumer, partitions, "lost")
-            self._raise_if_replaced()
-        except FencedError as error:
+            self._raise_unless_free_to_join()
+        except RestartError as error:
             self._keep_failure(error)
             # Before this callback ends, or the client joins again by itself. It fails where the client knows already.
             with suppress(KafkaException):
@@ -619,6 +624,21 @@ class Sidecar:
                 self._keep_failure(refused(error, "talking to the broker"))
         except BaseException as failure:
             self._keep_failure(failure)
+    def _raise_unless_free_to_join(self) -> None:
+        """Asks the group once; what takes longer isn't for a callback.
+
+        Raises:
+            RestartError: Another member has our instance id, or the group doesn't say.
+        """
+        instance_id = self._settings.instance_id
+        if instance_id is None or self._consumer is None:  # it leaves
+            return
+        with suppress(KafkaException):
+            holder = member_with(self._settings, instance_id)
+            if holder is None or self._is_me(holder):
+                return
+        raise RestartError(FENCED_MEMBER, is_replaced_perhaps=True)
+
 
     def _on_producer_error(self, error: KafkaError) -> None:
         try:
