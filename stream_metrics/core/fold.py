@@ -86,13 +86,16 @@ _FAR_STEPS: Final = 1_000
 class Fold:
     """The state of one input partition.
 
+    Args:
+        start: Offset of the first record it will be fed; what came before is taken for lost.
+
     Attributes:
         settings: What it needs to know beside the log.
         counts: How often what has happened, for self-metrics; replaying counts nothing.
         is_replaying: Whether it rebuilds what was in memory, silently.
     """
 
-    def __init__(self, settings: FoldSettings, topic: str, partition: int) -> None:
+    def __init__(self, settings: FoldSettings, topic: str, partition: int, start: int = 0) -> None:
         self.settings = settings
         self.topic = topic
         self.partition = partition
@@ -108,6 +111,7 @@ class Fold:
         self._check_every = max(1, settings.remember_records // _CHECKS_PER_MEMORY)
         self._next_check = 0
         self._frozen_below = 0
+        self._lost_to = start
         self._rows = _Rows(self._open_window)
         self._waiting = 0
         self._max_windows = max(_MIN_WINDOWS, settings.max_samples // _SAMPLES_PER_WINDOW)
@@ -119,6 +123,7 @@ class Fold:
         fold.is_replaying = True
         fold._next_check = note.next_check
         fold._frozen_below = note.frozen_below
+        fold._lost_to = note.lost_to
         for age, floor in enumerate(note.floors):
             fold._add_track(Track.noted(floor, age - len(note.floors)))
         return fold
@@ -298,12 +303,23 @@ class Fold:
             windows=self.digest(),
             floors=tuple(track.note() for track in sorted(self._tracks.values(), key=lambda one: one.last_seen)),
             fold=FOLD_VERSION,
+            lost_to=self._lost_to,
         )
 
     def digest(self) -> str:
-        """Returns 16 hex digits that stand for the windows in memory: which, in what state, with how many samples."""
+        """Returns 16 hex digits that stand for the windows in memory: which, in what state, with how many samples.
+
+        A frozen one's samples don't count: what was taken as late before it froze isn't any more when it is replayed.
+        """
         state = sorted(
-            (track.name, window.attempt, window.step, int(window.state), len(window), window.first_offset)
+            (
+                track.name,
+                window.attempt,
+                window.step,
+                int(window.state),
+                0 if self._is_frozen(window) else len(window),
+                window.first_offset,
+            )
             for track in self._tracks.values()
             for window in track.windows.values()
         )
@@ -322,6 +338,21 @@ class Fold:
         """Lets windows closed below an offset take no more corrections: they were made from more than is here."""
         self._frozen_below = max(self._frozen_below, offset)
 
+    def lose(self, end: int) -> None:
+        """Takes note that something before offset `end` was lost unread: what may be short is not taken for whole.
+
+        That are the open windows and, since a step may have begun unseen, those that open before a step opened behind
+        `end` has been closed by the producers of their run. Where these say how many samples they sent, that counts.
+        """
+        self.freeze(end)
+        self._lost_to = max(self._lost_to, end)
+        for track in self._tracks.values():
+            self._note_bytes -= track.note_bytes
+            track.lose()
+            self._note_bytes += track.note_bytes
+        for window in self.open_windows():
+            window.may_be_short = True
+
     # --- one record ----------------------------------------------------------------------------------------------
 
     def _take(self, record: Record, offset: int, event: Event) -> None:
@@ -334,6 +365,8 @@ class Fold:
         if track is None:
             run_id, scope = _run(event)
             track = Track.named(run_id, scope, attempt, offset)
+            if self._lost_to and offset < self._lost_to + self.settings.remember_records:
+                track.lose()
             self._add_track(track)
             self._by_run[run_id, scope] = track
         track.last_seen = offset
@@ -368,6 +401,7 @@ class Fold:
         if window is None:
             run_id, scope = _run(event)
             window = Window(self.settings, run_id, scope, track.attempt, event.step, offset, unix_ms)
+            window.may_be_short = track.may_have_lost(offset)
             track.open(window)
             self._windows[offset] = window
         window.last_offset = offset
@@ -431,7 +465,9 @@ class Fold:
             window.hear(marker)
             if window.is_complete:
                 self._close(track, window, "closed", record, offset)
-        elif not window.is_complete and window.close_offset >= self._frozen_below:
+            elif window.is_closed_by_all and window.expected_samples is None:
+                self._close(track, window, "data_lost", record, offset)
+        elif not window.is_complete and not self._is_frozen(window):
             window.hear(marker)
             if window.is_complete or marker.dropped:
                 window.change()
@@ -483,6 +519,8 @@ class Fold:
         self._publish(window, is_correction=False)
         if self.is_replaying:
             return
+        if track.whole_from < 0 and window.is_closed_by_all and window.first_offset >= self._lost_to:
+            self._become_whole(track, offset)
         while track.closed > self.settings.remember_steps:
             lowest = track.lowest()
             if lowest is None or lowest.state is not State.CLOSED:
@@ -649,6 +687,11 @@ class Fold:
 
     # --- tracks --------------------------------------------------------------------------------------------------
 
+    def _become_whole(self, track: Track, offset: int) -> None:
+        self._note_bytes -= track.note_bytes
+        track.become_whole(offset)
+        self._note_bytes += track.note_bytes
+
     def _find(self, event: Event) -> Track | None:
         run = _run(event)
         track = self._by_run.get(run)
@@ -688,11 +731,13 @@ class Fold:
     # --- small things --------------------------------------------------------------------------------------------
 
     def _takes_no_more(self, window: Window) -> bool:
-        return self.settings.late == "dead_letter" or window.close_offset < self._frozen_below
+        return self.settings.late == "dead_letter" or self._is_frozen(window)
+
+    def _is_frozen(self, window: Window) -> bool:
+        return window.state is State.CLOSED and window.close_offset < self._frozen_below
 
     def _has_frozen(self) -> bool:
-        below = self._frozen_below
-        return any(window.state is State.CLOSED and window.close_offset < below for window in self._windows.values())
+        return any(self._is_frozen(window) for window in self._windows.values())
 
     def _set_aside(self, record: Record, reason: DeadLetterReason, error: str, message: str) -> None:
         if not self.is_replaying:

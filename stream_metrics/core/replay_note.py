@@ -15,7 +15,7 @@ import msgspec
 MAX_NOTE_BYTES: Final = 3_900
 """Kafka's default `offset.metadata.max.bytes` is 4,096, and an offset commit of exactly that size is refused."""
 
-MAX_FLOOR_BYTES: Final = 2_900
+MAX_FLOOR_BYTES: Final = 2_800
 """What the encoded floors may take before base 85 adds a quarter to them."""
 
 NOTE_VERSION: Final = 1
@@ -35,12 +35,14 @@ class Floor(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
         attempt: The attempt that is alive.
         step: Newest step of it forgotten, -1 for none.
         beside: Steps above it that were forgotten alone.
+        whole_from: Windows opened below this offset may have begun in what was lost unread; -1 while any may have.
     """
 
     name: int
     attempt: int = 0
     step: int = -1
     beside: tuple[int, ...] = ()
+    whole_from: int = 0
 
 
 class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
@@ -57,6 +59,8 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
         num_open: How many windows are not closed; -1 where the note doesn't say.
         fold: Version of the fold that wrote it.
         topic_id: Id of the topic whose offsets these are; empty where the note doesn't say.
+        lost_to: Offset before which something was lost unread, so that a run first seen now may have begun in it; 0 for
+            none.
     """
 
     replay_from: int
@@ -69,6 +73,7 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
     num_open: int = -1
     fold: int = FOLD_VERSION
     topic_id: str = ""
+    lost_to: int = 0
 
     def encode(self) -> str:
         """Returns the note as offset metadata, ASCII only."""
@@ -83,6 +88,7 @@ class ReplayNote(msgspec.Struct, kw_only=True, frozen=True):
             open_from=self.open_from,
             num_open=self.num_open,
             topic_id=self.topic_id,
+            lost_to=self.lost_to,
             floors=base64.b85encode(msgspec.msgpack.encode(self.floors)).decode("ascii"),
         )
         return msgspec.json.encode(wire).decode("ascii")
@@ -100,6 +106,7 @@ class _Wire(msgspec.Struct, kw_only=True):
     open_from: int = 0
     num_open: int = -1
     topic_id: str = ""
+    lost_to: int = 0
 
 
 class _Version(msgspec.Struct):
@@ -143,6 +150,7 @@ def decode_note(metadata: str | None) -> ReplayNote:
         open_from=wire.open_from,
         num_open=wire.num_open,
         topic_id=wire.topic_id,
+        lost_to=wire.lost_to,
         floors=floors,
     )
 

@@ -25,6 +25,7 @@ class Track:
         last_seen: Offset of the newest event of this run and scope; below 0 for one known from a note only.
         note_bytes: What its floor takes in a note.
         too_late: Events too late since the last one that wasn't.
+        whole_from: Windows opened below this offset may have begun in what was lost unread; -1 while any may have.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Track:
         "name",
         "note_bytes",
         "too_late",
+        "whole_from",
         "windows",
     )
 
@@ -49,6 +51,7 @@ class Track:
         self.windows: dict[int, Window] = {}
         self.closed = 0
         self.too_late = 0
+        self.whole_from = 0
         self._steps: list[int] = []  # a heap; may hold steps that are no window any more
         self.note_bytes = 0
         self.measure()
@@ -64,15 +67,16 @@ class Track:
         track = cls(floor.name, floor.attempt, last_seen)
         track.floor = floor.step
         track.beside = dict.fromkeys(floor.beside, -1)
+        track.whole_from = floor.whole_from
         track.measure()
         return track
 
     def note(self) -> Floor:
         """Returns what a note says of this track."""
-        return Floor(self.name, self.attempt, self.floor, tuple(self.beside))
+        return Floor(self.name, self.attempt, self.floor, tuple(self.beside), self.whole_from)
 
     def measure(self) -> None:
-        """Brings `note_bytes` up to date; to be called after a change of attempt, floor or `beside`."""
+        """Brings `note_bytes` up to date; to be called after a change of what a floor says."""
         self.note_bytes = floor_bytes(self.note())
 
     def open(self, window: Window) -> None:
@@ -98,7 +102,7 @@ class Track:
             self.beside = {step: last for step, last in self.beside.items() if step > self.floor}
         else:
             self.beside[window.step] = window.last_offset
-        self.measure()
+        self.become_whole(self.whole_from)
 
     def raise_attempt(self, attempt: int) -> None:
         """Makes a higher attempt the live one; the windows of the older one must have been forgotten."""
@@ -106,4 +110,19 @@ class Track:
         self.floor = -1
         self.beside = {}
         self._steps = []
+        self.measure()
+
+    def lose(self) -> None:
+        """Takes no window for whole that is opened from here on, until `become_whole`."""
+        self.whole_from = -1
+        self.measure()
+
+    def may_have_lost(self, first_offset: int) -> bool:
+        """Returns whether a window opened there may have begun in what was lost."""
+        return self.whole_from < 0 or first_offset < self.whole_from
+
+    def become_whole(self, offset: int) -> None:
+        """Takes windows opened from `offset` on for whole."""
+        is_needed = offset < 0 or any(window.first_offset < offset for window in self.windows.values())
+        self.whole_from = offset if is_needed else 0
         self.measure()

@@ -41,6 +41,7 @@ class Window:
         is_dirty: Whether a correction is due.
         is_called_disagreeing: Whether the operator was told that a producer closed it twice with different numbers.
         is_called_redone: Whether the operator was told that it looks like a step done again.
+        may_be_short: Whether samples of it may have been lost unread, so that only a full count makes it complete.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Window:
         "last_offset",
         "last_unix_ms",
         "late_samples",
+        "may_be_short",
         "opened_unix_ms",
         "producers",
         "reason",
@@ -99,6 +101,7 @@ class Window:
         self.is_dirty = False
         self.is_called_disagreeing = False
         self.is_called_redone = False
+        self.may_be_short = False
         self._uncounted_duplicates = 0
 
     def __len__(self) -> int:
@@ -117,10 +120,15 @@ class Window:
     @property
     def is_complete(self) -> bool:
         """Whether all producers have closed and all the samples they speak of are in."""
-        if not self.heard or len(self.heard) < self.producers or self.reason in ("data_lost", "superseded", "evicted"):
+        if not self.is_closed_by_all or self.reason in ("data_lost", "superseded", "evicted"):
             return False
         expected = self.expected_samples
-        return expected is None or len(self) >= expected
+        return not self.may_be_short if expected is None else len(self) >= expected
+
+    @property
+    def is_closed_by_all(self) -> bool:
+        """Whether all producers have closed."""
+        return 0 < len(self.heard) >= self.producers
 
     @property
     def expected_samples(self) -> int | None:

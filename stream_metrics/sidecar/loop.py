@@ -417,16 +417,32 @@ class Sidecar:
         low, high = self._takeover.watermarks(owned.partition)
         if owned.next_offset > high:
             raise StateRefusedError(_made_anew(owned.topic, owned.partition, owned.next_offset, high))
-        for window in owned.fold.open_windows():
-            logs.error(
-                "an open step is lost: retention removed its samples, and unread what came after them",
-                **logs.named(window),
-                partition=owned.partition,
-                samples=len(window),
-            )
-        raise RestartError(
-            f"retention removed offsets {owned.next_offset} to {low - 1} of {owned.topic}[{owned.partition}] unread"
+        lost_from = owned.next_offset
+        if owned.is_restoring or low <= lost_from:
+            raise RestartError(f"offset {lost_from} of {owned.topic}[{owned.partition}] can't be read")
+        self._metrics.lost_records.inc(low - lost_from)
+        logs.error(
+            "retention removed what had not been read",
+            topic=owned.topic,
+            partition=owned.partition,
+            lost_from=lost_from,
+            lost_to=low - 1,
         )
+        owned.lose(low)
+        try:
+            self._read_on(owned)
+        except KafkaException as error:
+            raise RestartError(f"reading on from offset {low} failed: {error.args[0].str()}") from None
+
+    def _read_on(self, owned: Owned) -> None:
+        """Reads a partition from our next offset; the client won't seek in one whose own isn't in the log."""
+        if self._settings.assignment == "cooperative":
+            self._consumer.incremental_unassign([owned.place()])
+            self._consumer.incremental_assign([owned.place()])
+        else:
+            self._consumer.assign([one.place() for one in self._owned.values()])
+        if self._commits.are_failing:
+            self._consumer.pause([owned.place()])
 
     def _tick(self, now: float) -> None:
         if self._health.is_broker_away or not self._has_joined:
@@ -608,6 +624,21 @@ class Sidecar:
         except BaseException as error:
             self._keep_failure(error)
 
+    def _raise_unless_free_to_join(self) -> None:
+        """Asks the group once; what takes longer isn't for a callback.
+
+        Raises:
+            RestartError: Another member has our instance id, or the group doesn't say.
+        """
+        instance_id = self._settings.instance_id
+        if instance_id is None or self._consumer is None:  # it leaves
+            return
+        with suppress(KafkaException):
+            holder = member_with(self._settings, instance_id)
+            if holder is None or self._is_me(holder):
+                return
+        raise RestartError(FENCED_MEMBER, is_replaced_perhaps=True)
+
     def _drop(self, consumer: Consumer, partitions: list[TopicPartition], how: str) -> None:
         if self._commits.are_failing:
             # The client keeps a partition's pause beyond its loss: given to us again it would stand still for good.
@@ -624,21 +655,6 @@ class Sidecar:
                 self._keep_failure(refused(error, "talking to the broker"))
         except BaseException as failure:
             self._keep_failure(failure)
-    def _raise_unless_free_to_join(self) -> None:
-        """Asks the group once; what takes longer isn't for a callback.
-
-        Raises:
-            RestartError: Another member has our instance id, or the group doesn't say.
-        """
-        instance_id = self._settings.instance_id
-        if instance_id is None or self._consumer is None:  # it leaves
-            return
-        with suppress(KafkaException):
-            holder = member_with(self._settings, instance_id)
-            if holder is None or self._is_me(holder):
-                return
-        raise RestartError(FENCED_MEMBER, is_replaced_perhaps=True)
-
 
     def _on_producer_error(self, error: KafkaError) -> None:
         try:
@@ -680,7 +696,7 @@ class Sidecar:
         taken = self._takeover.take(partitions)
         self._owned.update((owned.partition, owned) for owned in taken)
         logs.info("partitions assigned", partitions=",".join(f"{one.partition}@{one.next_offset}" for one in taken))
-        return [TopicPartition(one.topic, one.partition, one.next_offset) for one in taken]
+        return [one.place() for one in taken]
 
     def _say_restored(self, owned: Owned) -> None:
         seconds = self._monotonic() - owned.began_at

@@ -72,7 +72,7 @@ class Owned:
         self.next_offset = start
         self.is_restoring = note is not None
         if note is None:
-            self.fold = Fold(settings, topic, partition)
+            self.fold = Fold(settings, topic, partition, start)
         else:
             self.fold = Fold.from_note(settings, topic, partition, note)
             if start >= committed:
@@ -146,11 +146,12 @@ class Owned:
         has_changed = note.settings != fold.settings.digest() or note.fold != FOLD_VERSION
         if self._is_cut:
             # Closed windows were published from more than this. Open ones are whole where the log holds all of each and
-            # no closed one looks open for having lost its marker; else all of them are closed as they are.
+            # no closed one looks open for having lost its marker; else all of them are closed as they are, and what
+            # comes may be the rest of one that is gone altogether.
             fold.freeze(self.next_offset)
-            open_windows = list(fold.open_windows())
-            are_whole = self._start <= note.open_from and len(open_windows) == note.num_open
-            self.lost_windows = [] if are_whole else open_windows
+            num_open = len(list(fold.open_windows()))
+            if note.open_from < self._start or num_open != note.num_open:
+                self.lose(self.next_offset)
         elif fold.digest() != note.windows:
             where = f"{self.topic}[{self.partition}] from {note.replay_from} to {self.committed}"
             why = (
@@ -165,6 +166,8 @@ class Owned:
                 )
             logs.warning("went on from changed windows, as told", where=where, why=why)
             fold.freeze(self.next_offset)
+            if not has_changed:
+                fold.lose(self.next_offset)
         elif has_changed:
             logs.warning(
                 "settings or version have changed: open steps follow them, closed ones take no more corrections",
@@ -172,6 +175,16 @@ class Owned:
                 partition=self.partition,
             )
             fold.freeze(self.next_offset)
+
+    def lose(self, end: int) -> None:
+        """Goes on at offset `end`: something before it is lost, so what is open is closed as it is."""
+        self.fold.lose(end)
+        self.lost_windows = list(self.fold.open_windows())
+        self.next_offset = end
+
+    def place(self) -> TopicPartition:
+        """Returns where to read on."""
+        return TopicPartition(self.topic, self.partition, self.next_offset)
 
     def offset_to_commit(self) -> TopicPartition:
         """Returns the position with its replay note."""

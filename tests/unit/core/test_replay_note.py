@@ -30,8 +30,9 @@ NOTE = ReplayNote(
     frozen_below=3,
     settings="0123456789abcdef",
     windows="fedcba9876543210",
-    floors=(Floor(name_hash("a", "rollout"), 2, 40, (10**12,)), Floor(name_hash("b", "eval/x"))),
+    floors=(Floor(name_hash("a", "rollout"), 2, 40, (10**12,)), Floor(name_hash("b", "eval/x"), whole_from=-1)),
     topic_id="UxrUEg3NT-KN7Fue5C9iyw",
+    lost_to=11,
 )
 
 
@@ -54,13 +55,12 @@ def test_a_note_with_as_many_floors_as_may_be_fits_beside_an_offset() -> None:
     floors: list[Floor] = []
     while True:
         number = len(floors)
-        more = Floor(2**64 - 1 - number, MAX_INTEGER - number, MAX_INTEGER - number, (MAX_INTEGER,) * 4)
+        more = Floor(2**64 - 1 - number, MAX_INTEGER - number, MAX_INTEGER - number, (MAX_INTEGER,) * 4, MAX_INTEGER)
         if sum(map(floor_bytes, [*floors, more])) > MAX_FLOOR_BYTES:
             break
         floors.append(more)
-    note = msgspec.structs.replace(
-        NOTE, replay_from=MAX_INTEGER, next_check=MAX_INTEGER, frozen_below=MAX_INTEGER, floors=tuple(floors)
-    )
+    numbers = [name for name, kind in ReplayNote.__annotations__.items() if kind == "int" and name != "fold"]
+    note = msgspec.structs.replace(NOTE, floors=tuple(floors), **dict.fromkeys(numbers, MAX_INTEGER))
     assert len(note.encode().encode()) <= MAX_NOTE_BYTES
     assert decode_note(note.encode()) == note
 

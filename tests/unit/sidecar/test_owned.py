@@ -174,6 +174,21 @@ def test_a_restored_partition_is_the_one_that_was() -> None:
     assert [one.result for one in owned.pending] == [one.result for one in again.pending]  # type: ignore[union-attr]
 
 
+def test_a_step_corrected_before_the_settings_changed_stops_no_restart() -> None:
+    log, owned = _open_step()
+    log.append(close(5))
+    log.append(sample(5, {"a": 1.0}, rollout_id=1))  # late
+    owned.feed(log.records[2:])
+    for changed in (FoldSettings(reward_key="a"), FoldSettings(pass_threshold=0.7)):
+        for _ in range(2):
+            owned = _restored(log, owned, changed)
+            assert not owned.is_restoring
+            log.append(sample(5, {"a": 1.0}, rollout_id=1))
+            owned.feed(log.records[-1:])
+            assert [type(one) for one in owned.pending] == [SetAside]
+            owned.pending.clear()
+
+
 def test_a_log_that_is_not_the_one_it_was_is_refused_with_what_to_do() -> None:
     _, owned = _open_step()
     offset = owned.offset_to_commit()
