@@ -63,16 +63,21 @@ def test_whatever_dies_stalls_or_is_cut_off_every_step_is_published_once_and_rig
     try:
         while not report.faults or time.monotonic() < until:
             seed = int(SEED) if SEED and not report.faults else seeds.randrange(10**9)
-            with capsys.disabled():
-                sys.stdout.write(f"\nchaos: seed {seed}\n")
+            _say(f"\nchaos: seed {seed}\n", capsys)
             folder = tmp_path / str(seed)
             folder.mkdir(exist_ok=True)
             _round(stoppable_broker, folder, seed, report)
     finally:
-        with capsys.disabled():
-            sys.stdout.write(f"\n{report}\n")
+        _say(f"\n{report}\n", capsys)
     assert report.verdict, report.verdict
     assert report.faults.total() >= MIN_FAULTS
+
+
+def _say(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Says it at once, for who watches, and beside a failure, for who can't watch the workers of a parallel run."""
+    with capsys.disabled():
+        sys.stdout.write(text)
+    sys.stdout.write(text)
 
 
 def _round(broker: Broker, folder: Path, seed: int, report: Report) -> None:
