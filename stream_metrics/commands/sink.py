@@ -17,12 +17,15 @@ from stream_metrics.commands._clients import Complaints, KafkaRefusedError, make
 from stream_metrics.config import Settings
 from stream_metrics.exit_codes import ExitCode
 from stream_metrics.sidecar import logs
-from stream_metrics.sinks.base import SinkRefusedError
+from stream_metrics.sinks.base import Sink, SinkRefusedError
 from stream_metrics.sinks.consumer import OWN_CONFIG, SinkConsumer
 from stream_metrics.sinks.registry import open_sink
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _STOP_SECONDS: Final = 10.0
+_TOOL_SECONDS: Final = 7.0
+"""What a tool that is away may keep a stop waiting. Container engines kill after 10 s, and what it didn't take comes at
+the next start either way."""
 
 
 def main(
@@ -57,12 +60,14 @@ def main(
     default_group = f"stream-metrics-sink-{name}" + (f"-{uuid.uuid4().hex}" if is_all else "")
     own = {**OWN_CONFIG, "group.id": group or default_group}
     consumer = make_consumer(settings, own, complaints)
+    has_ended = threading.Event()
     try:
         partitions_of(consumer, settings.output_topic, complaints)
         feeding = SinkConsumer(consumer, settings.output_topic, sink, is_once=is_once, is_all=is_all)
 
         def stop(*_: object) -> None:
             feeding.stop()
+            threading.Thread(target=_end_without_the_tool, args=(sink, has_ended), daemon=True).start()
             for number in _STOP_SIGNALS:  # a second one ends it at once, also where the tool hangs
                 signal.signal(number, signal.SIG_DFL)
 
@@ -84,8 +89,17 @@ def main(
         return ExitCode.KAFKA_REFUSED
     finally:
         consumer.close()
+        has_ended.set()
     logs.info("done", taken=feeding.taken, of_older_attempts=feeding.ignored, unreadable=feeding.unreadable)
     return ExitCode.OK
+
+
+def _end_without_the_tool(sink: Sink, has_ended: threading.Event) -> None:
+    if not has_ended.wait(_TOOL_SECONDS):
+        logs.warning("the tool doesn't answer: ending without it; what it didn't take comes at the next start")
+        sink.forsake()
+        logs.flush()
+        os._exit(ExitCode.OK)
 
 
 def _stop_when_stdin_ends() -> None:

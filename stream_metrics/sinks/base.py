@@ -80,6 +80,12 @@ class Sink:
     def close(self) -> None:
         """The sink is of no more use; what was flushed stays."""
 
+    def forsake(self) -> None:
+        """The process ends though `close`, or what came before it, hasn't: nothing of it may stay on this machine.
+
+        Called by another thread; asks the tool nothing.
+        """
+
 
 def library(name: str, extra: str) -> Any:
     """Returns the module of a sink's library.

@@ -151,6 +151,10 @@ class WandbSink(Sink):
             self._scratch.cleanup()
             self._scratch = None
 
+    def forsake(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch.name, ignore_errors=True)
+
     def _is_point(self, delivery: Delivery, run: OwnRun | None) -> bool:
         """Whether a result is its step's first one, and notes it.
 

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,6 +197,37 @@ def test_a_topic_that_is_missing_has_exit_code_3_and_a_flag_that_is_wrong_2(brok
     )
     assert refused.returncode == ExitCode.WRONG_SETTINGS
     assert b"can't be written" in refused.stderr
+
+
+@pytest.mark.parametrize("has_more", [True, False], ids=["with results to give", "with nothing to give"])
+def test_a_wandb_that_is_silent_does_not_keep_its_sink_from_ending(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_more: bool
+) -> None:
+    pytest.importorskip("wandb", reason="the sink wandb's library isn't installed")
+    topic, group = create_topic(broker.bootstrap), unique_name("sink")
+    with running_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        produce(broker.bootstrap, topic, [record(1, 0.5)])
+        with running(command(broker, topic, "wandb", "--group", group)) as process:
+            wait_until(lambda: committed(broker, group, topic) == 1, "the first result", 90)
+            server.may_answer.clear()
+            server.has_been_asked.clear()
+            if has_more:
+                produce(broker.bootstrap, topic, [record(2, 0.5)])
+                assert server.has_been_asked.wait(60)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == ExitCode.OK
+            took = time.monotonic() - began
+        assert took < 15, f"{took:.1f} s"  # it takes 7; more for a busy machine
+        assert not list(tmp_path.glob("stream-metrics-wandb-*"))
+        server.may_answer.set()
+        produce(broker.bootstrap, topic, [record(3, 0.5)])
+        once(broker, topic, group, "wandb")
+        shown = [row["rollout/step"] for run in server.runs.values() for row in run.rows]
+    assert shown == ([1, 2, 3] if has_more else [1, 3])
 
 
 def test_wandb_has_each_result_once_over_kills_and_a_wrong_key_has_exit_code_2(

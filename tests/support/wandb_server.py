@@ -6,6 +6,7 @@ Made from what the library asks for and does with the answers. What W&B's own se
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import threading
@@ -84,6 +85,8 @@ class WandbServer:
         runs: By id.
         status: What every request is answered with; 200 for as it should be.
         rows_status: The same of requests that bring rows.
+        may_answer: While it isn't set, everybody waits for an answer.
+        has_been_asked: Set by each request.
         url: Its address.
     """
 
@@ -91,6 +94,9 @@ class WandbServer:
         self.runs: dict[str, StoredRun] = {}
         self.status = 200
         self.rows_status = 200
+        self.has_been_asked = threading.Event()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self._lock = threading.Lock()
         owner = self
 
@@ -103,13 +109,16 @@ class WandbServer:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
+                owner.has_been_asked.set()
+                owner.may_answer.wait()
                 status, answer = owner._answer(self.path, self.headers.get("authorization", ""), body)
                 text = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+                with contextlib.suppress(ConnectionError):  # who asked may have given up
+                    self.send_response(status)
+                    self.send_header("content-type", "application/json")
+                    self.send_header("content-length", str(len(text)))
+                    self.end_headers()
+                    self.wfile.write(text)
 
             def do_GET(self) -> None:
                 self.do_POST()
@@ -121,6 +130,7 @@ class WandbServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:
+        self.may_answer.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
