@@ -43,7 +43,7 @@ def wait_until_it_has_all(sidecar: SidecarProcess, partitions: int) -> None:
         given = [line["partitions"].split(",") for line in sidecar.said("partitions assigned")]
         return len({place.split("@")[0] for places in given for place in places}) == partitions
 
-    wait_until(has_all, f"{sidecar.name} has all partitions", 40)
+    wait_until(has_all, f"{sidecar.name} has all partitions")
 
 
 def check_exact(deployed: Deployment, ledger: Ledger) -> None:
@@ -214,9 +214,9 @@ def test_a_member_fenced_by_no_replica_begins_anew_also_where_nobody_tells_it_so
         deployed.wait_until_all_is_committed()
         proxy.change("it", Line(swallowed=frozenset({Api.ADD_OFFSETS_TO_TXN})))
         _join_and_be_silent(deployed, "alone")
-        sidecar.wait_for("the group has another member under my instance id", deadline_seconds=60)
+        sidecar.wait_for("the group has another member under my instance id")
         proxy.change("it", Line())
-        sidecar.wait_for("started", 2, deadline_seconds=60)
+        sidecar.wait_for("started", 2)
         check_exact(deployed, ledger)
         assert sidecar.terminate() == 0
 

@@ -26,7 +26,7 @@ from stream_metrics.events import StepMetrics, decode_result
 from support.brokers import _free_ports
 from support.sidecar_process import Deployment, SidecarProcess, Stumble, deployment
 from support.topics import NewRecord, Record, produce, read_topic
-from support.waiting import wait_until
+from support.waiting import DEADLINE_SECONDS, wait_until
 
 _PASSES = (
     KafkaError.TOPIC_ALREADY_EXISTS,  # still being deleted
@@ -79,7 +79,9 @@ class Operated:
         results = [decode_result(one.value) for one in read if one.value is not None]
         return [one for one in results if run_id in (None, one.run_id)]
 
-    def wait_for_results(self, count: int, run_id: str | None = None, deadline_seconds: float = 30.0) -> list[Any]:
+    def wait_for_results(
+        self, count: int, run_id: str | None = None, deadline_seconds: float = DEADLINE_SECONDS
+    ) -> list[Any]:
         """Returns the results of a run once there are so many, and no more than that."""
         results = self.wait_until(
             lambda: found if len(found := self.results(run_id)) >= count else None,
@@ -93,7 +95,7 @@ class Operated:
         """Returns the dead letters."""
         return read_topic(self.bootstrap, self.deployment.dead_letter_topic)
 
-    def wait_for_letters(self, count: int, deadline_seconds: float = 30.0) -> list[Record]:
+    def wait_for_letters(self, count: int, deadline_seconds: float = DEADLINE_SECONDS) -> list[Record]:
         """Returns the dead letters once there are so many, and no more than that."""
         letters = self.wait_until(
             lambda: found if len(found := self.letters()) >= count else None,
@@ -103,7 +105,7 @@ class Operated:
         assert len(letters) == count, letters
         return list(letters)
 
-    def wait_until(self, condition: Any, what: str, deadline_seconds: float = 30.0) -> Any:
+    def wait_until(self, condition: Any, what: str, deadline_seconds: float = DEADLINE_SECONDS) -> Any:
         """As `support.waiting.wait_until`, with the replica's log in the failure."""
         try:
             return wait_until(condition, what, deadline_seconds)
@@ -132,7 +134,7 @@ class Operated:
                     return float(one.value)
         return 0.0
 
-    def wait_until_read(self, deadline_seconds: float = 30.0) -> None:
+    def wait_until_read(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         """All that is in the input topic has been folded and committed."""
         self.deployment.wait_until_all_is_committed(deadline_seconds)
 

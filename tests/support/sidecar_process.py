@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from stream_metrics.config import DEFINITIONS
 from support.topics import create_topic, unique_name, watermarks
-from support.waiting import wait_until
+from support.waiting import DEADLINE_SECONDS, wait_until
 
 POINTS = (
     "taking_over",
@@ -107,12 +107,12 @@ class SidecarProcess:
         """Returns the log lines whose message starts so."""
         return [line for line in self.log() if line["message"].startswith(start)]
 
-    def wait_for(self, start: str, count: int = 1, deadline_seconds: float = 30.0) -> dict[str, Any]:
+    def wait_for(self, start: str, count: int = 1, deadline_seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
         """Returns the `count`-th log line whose message starts so."""
         self._wait(lambda: len(self.said(start)) >= count, f"{start!r}, {count} times", deadline_seconds)
         return self.said(start)[count - 1]
 
-    def wait_until_ended(self, deadline_seconds: float = 30.0) -> int:
+    def wait_until_ended(self, deadline_seconds: float = DEADLINE_SECONDS) -> int:
         """Returns the exit code; minus the signal's number where one ended it."""
         try:
             return self._process.wait(deadline_seconds)
@@ -126,7 +126,7 @@ class SidecarProcess:
         self._process.kill()
         self._process.wait()
 
-    def terminate(self, deadline_seconds: float = 20.0) -> int:
+    def terminate(self, deadline_seconds: float = DEADLINE_SECONDS) -> int:
         """Asks it to end and returns its exit code."""
         self._process.terminate()
         return self.wait_until_ended(deadline_seconds)
@@ -135,7 +135,7 @@ class SidecarProcess:
         """The signal is on its way; a frozen process gets it when it wakes."""
         self._process.send_signal(number)
 
-    def wait_until_frozen(self, deadline_seconds: float = 30.0) -> None:
+    def wait_until_frozen(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         """It stands still, by its own stumble or by `freeze`."""
 
         def is_frozen() -> bool:
@@ -268,7 +268,7 @@ class Deployment:
             self._watchers[isolation] = Consumer({**config, "isolation.level": isolation})
         return self._watchers[isolation]
 
-    def wait_until_all_is_committed(self, stall_seconds: float = 40.0) -> None:
+    def wait_until_all_is_committed(self, stall_seconds: float = DEADLINE_SECONDS) -> None:
         """All that is in the input topic has been folded and committed.
 
         Args:

@@ -21,7 +21,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from support.waiting import wait_until
+from support.waiting import DEADLINE_SECONDS, wait_until
 
 _QUIET = {"log_level": 0}
 
@@ -111,7 +111,7 @@ def produce_transaction(
 
 
 def read_topic(
-    bootstrap: str, topic: str, *, is_committed: bool = True, deadline_seconds: float = 30.0
+    bootstrap: str, topic: str, *, is_committed: bool = True, deadline_seconds: float = DEADLINE_SECONDS
 ) -> list[Record]:
     """Returns what a reader sees of the topic from its start to its end at the time of the call.
 

@@ -8,10 +8,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+DEADLINE_SECONDS = 60.0
+"""Only what never comes waits for so long. Long, for machines where everything runs at once."""
+
 _PAUSE_SECONDS = 0.02
 
 
-def wait_until(condition: Callable[[], T], what: str, deadline_seconds: float = 30.0) -> T:
+def wait_until(condition: Callable[[], T], what: str, deadline_seconds: float = DEADLINE_SECONDS) -> T:
     """Returns the first true value that `condition` gives.
 
     Raises:
