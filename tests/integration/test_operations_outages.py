@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -35,12 +37,23 @@ def _assert_exact(sidecar: Operated) -> None:
     assert len(newest) > 5
 
 
+TIMEOUTS: dict[str, Any] = {
+    "session_timeout": 6,
+    "transaction_timeout": 4,
+    "kafka_config": "socket.timeout.ms=4000",
+}
+OUTAGES = {"a moment": 0.0, "longer than every timeout": 15.0}
+"""Seconds beyond being not ready. The longer one is past all of TIMEOUTS and the client's longest pause between two
+tries to connect, which is 10 s: in minutes nothing more would happen."""
+
+
 @pytest.mark.chaos
+@pytest.mark.parametrize("outage", OUTAGES)
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_a_broker_that_was_away_under_load_is_gone_on_from_by_itself(
-    stoppable_broker: Broker, tmp_path: Path, how: str
+    stoppable_broker: Broker, tmp_path: Path, how: str, outage: str
 ) -> None:
-    with operated(stoppable_broker.bootstrap, tmp_path, session_timeout=12, transaction_timeout=6) as sidecar:
+    with operated(stoppable_broker.bootstrap, tmp_path, **TIMEOUTS) as sidecar:
         sidecar.start_ready()
         sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready")
         topic = sidecar.deployment.input_topic
@@ -48,11 +61,13 @@ def test_a_broker_that_was_away_under_load_is_gone_on_from_by_itself(
             sidecar.wait_until(lambda: sidecar.metric("results_total") > 3, "some results")
             getattr(stoppable_broker, how)()
             sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 503, "not ready")
+            threading.Event().wait(OUTAGES[outage])  # nothing that could be waited on shows that all of it is over
+            assert sidecar.get("/readyz")[0] == 503
             assert sidecar.get("/healthz")[0] == 200  # a restart of the process would help nothing
             stoppable_broker.start()
-            sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready again", 60)
+            sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready again")
             flow.finish()
-        sidecar.wait_until_read(60)
+        sidecar.wait_until_read()
         _assert_exact(sidecar)
         assert sidecar.process.exit_code is None
 

@@ -21,6 +21,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from support.topics import NewRecord
+from support.waiting import DEADLINE_SECONDS
 
 # None is so large that it would hide an error in the others.
 _REWARDS = (0.0, 1.0, 1.0, 0.5, 0.1, 0.7, 1 / 3, -2.5, True, False)
@@ -256,12 +257,12 @@ class Flow:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._is_stopping.set()
-        self._thread.join(30)
+        self._thread.join(2 * DEADLINE_SECONDS)
 
     def finish(self) -> None:
         """All is sent, the ends of open steps included, and acknowledged."""
         self._is_stopping.set()
-        self._thread.join(30)
+        self._thread.join(2 * DEADLINE_SECONDS)
         assert not self._thread.is_alive()
         if self._failure is not None:
             raise self._failure
@@ -299,5 +300,5 @@ class Flow:
                 self._topic, **made, on_delivery=lambda error, _: failures.append(error) if error else None
             )
             self.sent += 1
-        left = self._producer.flush(30)
+        left = self._producer.flush(DEADLINE_SECONDS)  # a test may take the broker away
         assert not left and not failures, f"{left} records not delivered, {failures[:3]} refused"
