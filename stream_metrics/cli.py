@@ -215,7 +215,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 def _add_follow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIRECTORY", help="what the trainer writes to")
-    parser.add_argument("--layout", required=True, choices=("verl", "prime-rl"), help="whose files they are")
+    parser.add_argument("--layout", required=True, choices=("verl", "prime-rl", "prime-rl-steps"), help="whose files")
     parser.add_argument("--run-id", required=True, metavar="NAME", help="the run; the same after a restart")
     parser.add_argument("--scope", metavar="NAME", help="prefix of the metrics' keys (default: rollout)")
     parser.add_argument("--attempt", metavar="N", type=int, help="the trainer's try (default: remembered, or the time)")

@@ -6,12 +6,16 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stream_metrics.config import Problem, Settings, SettingsError
 from stream_metrics.exit_codes import ExitCode
 from stream_metrics.producers import RolloutProducer
 from stream_metrics.producers.follow import LAYOUTS, Follower
+from stream_metrics.producers.follow_stream import StreamFollower
+
+STREAM: Final = "prime-rl"
+"""The layout that is no file a step."""
 
 _LOOK_SECONDS: Final = 1.0
 
@@ -33,7 +37,7 @@ def main(
     Args:
         settings: Where to.
         directory: What the trainer writes to.
-        layout: `verl` or `prime-rl`.
+        layout: `verl`, `prime-rl`, or `prime-rl-steps` for what prime-rl wrote before.
         run_id: The run.
         scope: Prefix of the metrics' keys; None is `rollout`.
         attempt: The trainer's try; None goes on with the remembered one, else takes the time.
@@ -44,8 +48,9 @@ def main(
     Raises:
         SettingsError: The layout is unknown, or the client refuses its settings.
     """
-    if layout not in LAYOUTS:
-        raise SettingsError([Problem("--layout", f"must be one of {', '.join(LAYOUTS)}, not {layout!r}")])
+    known = (STREAM, *LAYOUTS)
+    if layout not in known:
+        raise SettingsError([Problem("--layout", f"must be one of {', '.join(known)}, not {layout!r}")])
 
     def make_producer(attempt: int) -> RolloutProducer:
         return RolloutProducer(
@@ -60,15 +65,17 @@ def main(
         )
 
     try:
-        follower = Follower(
-            Path(directory),
-            LAYOUTS[layout](),
-            make_producer,
-            attempt=attempt,
-            scope=scope,
-            state=None if state is None else Path(state),
-            settle_seconds=0.0 if is_once else settle_seconds,
-        )
+        how: dict[str, Any] = {
+            "attempt": attempt,
+            "scope": scope,
+            "state": None if state is None else Path(state),
+            "settle_seconds": 0.0 if is_once else settle_seconds,
+        }
+        follower: Follower | StreamFollower
+        if layout == STREAM:
+            follower = StreamFollower(Path(directory), make_producer, **how)
+        else:
+            follower = Follower(Path(directory), LAYOUTS[layout](), make_producer, **how)
     except ValueError as error:
         raise SettingsError([Problem("follow", str(error))]) from None
     stop = threading.Event()
@@ -84,6 +91,6 @@ def main(
     finally:
         for kind, handler in previous:
             signal.signal(kind, handler)
-    counts = follower.producer.counts
-    print(f"follow: {counts.acknowledged} samples and {counts.closes_acknowledged} closes sent", file=sys.stderr)
+    samples, closes = follower.sent()
+    print(f"follow: {samples} samples and {closes} closes sent", file=sys.stderr)
     return ExitCode.OK if is_done else ExitCode.KAFKA_REFUSED

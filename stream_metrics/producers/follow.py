@@ -96,8 +96,9 @@ class VerlLayout:
 class PrimeRlLayout:
     """prime-rl's `rollouts/step_<N>/{train,eval}/effective/traces.jsonl`: a line an episode, a sample a trace.
 
-    Written against the file monitor as it was up to v0.9.1.dev28. The directory `all` holds what was filtered out too,
-    and is not read. A trace's branches, which the trainer makes training samples of, are not told apart in the file.
+    Written against the file monitor as it was up to v0.9.1.dev28; what it writes now is read by `follow_stream.py`. The
+    directory `all` holds what was filtered out too, and is not read. A trace's branches, which the trainer makes
+    samples of, are not told apart in the file.
     """
 
     def files(self, directory: Path) -> Iterator[tuple[str | None, int, Path]]:
@@ -133,8 +134,8 @@ class PrimeRlLayout:
             }
 
 
-LAYOUTS: Final[Mapping[str, Callable[[], Layout]]] = {"verl": VerlLayout, "prime-rl": PrimeRlLayout}
-"""What `stream-metrics follow` knows, by name."""
+LAYOUTS: Final[Mapping[str, Callable[[], Layout]]] = {"verl": VerlLayout, "prime-rl-steps": PrimeRlLayout}
+"""Layouts of a file a step, by the name that `stream-metrics follow` knows them by."""
 
 
 @dataclass(slots=True)
@@ -212,6 +213,11 @@ class Follower:
                 self._say(f"{path}", "%s can't be read: %s", path, error)
         self._remember()
         return is_new
+
+    def sent(self) -> tuple[int, int]:
+        """Returns how many samples and how many close markers were acknowledged, since the last attempt began."""
+        counts = self.producer.counts
+        return counts.acknowledged, counts.closes_acknowledged
 
     def close(self, timeout_seconds: float = 30.0) -> bool:
         """Ends the producer once all is acknowledged, and remembers; returns whether it was."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stream_metrics import events
+from stream_metrics.commands.follow import STREAM
 from stream_metrics.producers.environment import PREFIX, VARIABLES
 from stream_metrics.producers.follow import LAYOUTS
 
@@ -35,12 +36,12 @@ def test_what_a_page_tells_to_import_or_to_name_is_there(page: Path) -> None:
     for module, name in re.findall(r"from (stream_metrics[\w.]+) import (\w+)", text):
         assert callable(getattr(importlib.import_module(module), name))
     for layout in re.findall(r"--layout ([\w-]+)", text):
-        assert layout in LAYOUTS
+        assert layout in (STREAM, *LAYOUTS)
 
 
 def test_every_trainer_has_a_page_and_every_page_is_linked() -> None:
     text = (DOCS / "producing.md").read_text()
     assert [page.name for page in PAGES if f"trainers/{page.name}" not in text] == []
     hooks = Path(importlib.import_module("stream_metrics.producers.hooks").__file__ or "").parent
-    names = {path.stem for path in hooks.glob("[a-z]*.py")} | set(LAYOUTS)
+    names = {path.stem for path in hooks.glob("[a-z]*.py")} | {STREAM} | set(LAYOUTS) - {"prime-rl-steps"}
     assert names == {page.stem for page in PAGES}
