@@ -30,7 +30,7 @@ class MockTopics(topics.Topics):
     """Topics whose rights, settings and ids can't be asked for."""
 
     def input_topic(self) -> InputTopic:
-        return NamelessTopic(self._admin, self._settings.input_topic)
+        return NamelessTopic(self._make_admin, self._settings.input_topic)
 
     def _check_rights(self) -> None:
         pass

@@ -38,7 +38,7 @@ from stream_metrics.sidecar.errors import (
     refused,
 )
 from stream_metrics.sidecar.health import Health
-from stream_metrics.sidecar.input_topic import InputTopic, made_anew
+from stream_metrics.sidecar.input_topic import SILENT_LOOKS, InputTopic, made_anew
 from stream_metrics.sidecar.membership import is_replaced, member_with
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
@@ -399,6 +399,7 @@ class Sidecar:
             self._raise_lost(error)
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._missing = f"topic {self._settings.input_topic!r} is missing"
+            self._input_topic.look_soon()  # it may be made anew
         logs.warning("the consumer says", error=error.str(), topic=message.topic(), partition=message.partition())
 
     def _raise_lost(self, error: KafkaError) -> NoReturn:
@@ -450,6 +451,7 @@ class Sidecar:
         else:
             self._answered_at = now
         self._look_at_topic(now)
+        self._look_for_silence()
         for owned in list(self._owned.values()):
             if owned.is_restoring:
                 if now - owned.began_at > RESTORE_STALL_SECONDS and owned.next_offset < owned.committed:
@@ -472,6 +474,15 @@ class Sidecar:
             self._answered_at = now  # a new client takes its time, so not at each tick
             if broker_answers(self._settings.client_config()) and not self._consumer_finds_broker():
                 raise RestartError("the consumer doesn't find the broker any more")
+
+    def _look_for_silence(self) -> None:
+        """Who is idle notices a broker that is silent without hanging up by asking: the client waits for a minute."""
+        if self._input_topic.silent_looks < SILENT_LOOKS or self._health.is_broker_away:
+            return
+        if self._consumer_finds_broker():
+            self._input_topic.begin_anew()
+        else:
+            self._say_broker_away(KafkaError(KafkaError._TIMED_OUT, "no answer"))
 
     def _consumer_finds_broker(self) -> bool:
         try:

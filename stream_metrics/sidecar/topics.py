@@ -50,8 +50,7 @@ class Topics:
         self._show = show
         self._said_not_yet: set[str] = set()
         self._client_says: KafkaError | None = None
-        config: dict[str, Any] = {"log_level": 2, **settings.client_config(), "error_cb": self._on_error}
-        self._admin = AdminClient(config, logger=logs.CLIENT_LOGGER)
+        self._admin = self._make_admin()
 
     def prepare(self) -> None:
         """Returns when all three topics are there and usable.
@@ -67,12 +66,16 @@ class Topics:
 
     def input_topic(self) -> InputTopic:
         """Returns what tells the input topic from another one of its name."""
-        return InputTopic(self._admin, self._settings.input_topic)
+        return InputTopic(self._make_admin, self._settings.input_topic)
 
     def dead_letter_max_bytes(self) -> int:
         """Returns the largest record that the dead-letter topic takes."""
         limit = self._config_of(self._settings.dead_letter_topic).get("max.message.bytes")
         return int(limit) if limit else _DEFAULT_MAX_MESSAGE_BYTES
+
+    def _make_admin(self) -> AdminClient:
+        config: dict[str, Any] = {"log_level": 2, **self._settings.client_config(), "error_cb": self._on_error}
+        return AdminClient(config, logger=logs.CLIENT_LOGGER)
 
     def _wait_for_topics(self) -> None:
         settings = self._settings

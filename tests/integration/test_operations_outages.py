@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from stream_metrics.events import StepMetrics, encode
 from stream_metrics.testing import MemoryLog, close, sample
 from support.brokers import Broker
 from support.operations import Operated, operated
+from support.proxy import Line, Proxy
 from support.topics import produce_transaction, read_topic, unique_name
 from support.traffic import Flow, Traffic
 
@@ -70,6 +72,27 @@ def test_a_broker_that_was_away_under_load_is_gone_on_from_by_itself(
         sidecar.wait_until_read()
         _assert_exact(sidecar)
         assert sidecar.process.exit_code is None
+
+
+@pytest.mark.chaos
+def test_a_broker_that_falls_silent_without_hanging_up_makes_an_idle_sidecar_not_ready(
+    stoppable_broker: Broker, tmp_path: Path
+) -> None:
+    with (
+        Proxy(stoppable_broker.proxied_bootstrap, stoppable_broker.proxy_target) as proxy,
+        operated(stoppable_broker.bootstrap, tmp_path) as sidecar,
+    ):
+        sidecar.start_ready(bootstrap_servers=stoppable_broker.proxied_bootstrap, kafka_config="client.id=it")
+        sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready")
+        proxy.change("it", Line(is_held=True))
+        began = time.monotonic()
+        sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 503, "not ready")
+        assert time.monotonic() - began < 30, "the client itself says so after a minute, or some 40 s"
+        assert json.loads(sidecar.get("/readyz")[1])["reason"] == "the broker is away"
+        proxy.change("it", Line())
+        sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready again")
+        sidecar.send(sample(1, 1.0), close(1))
+        sidecar.wait_for_results(1)
 
 
 def test_while_the_output_topic_takes_nothing_reading_stops_and_the_lag_shows(broker: Broker, tmp_path: Path) -> None:

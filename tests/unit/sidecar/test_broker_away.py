@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -11,6 +12,7 @@ from stream_metrics.config import Settings
 from stream_metrics.sidecar import loop
 from stream_metrics.sidecar.errors import RestartError
 from stream_metrics.sidecar.health import Health
+from stream_metrics.sidecar.input_topic import SILENT_LOOKS
 from stream_metrics.sidecar.loop import FORGOTTEN_SECONDS, Sidecar
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 
@@ -94,3 +96,28 @@ def test_a_broker_that_nobody_finds_is_waited_for(monkeypatch: pytest.MonkeyPatc
     consumer.finds_broker = True
     sidecar._look_for_broker(100.0)
     assert health.ready()[0]
+
+
+def test_a_broker_that_is_silent_without_hanging_up_makes_it_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar, consumer, health = _ticking(monkeypatch, is_there=False)
+    health.is_broker_away = False
+    topic = SimpleNamespace(silent_looks=SILENT_LOOKS - 1)
+    sidecar._input_topic = topic  # type: ignore[assignment]  # all that it needs
+    sidecar._look_for_silence()
+    assert health.ready()[0] and consumer.num_asked == 0  # an idle sidecar asks nothing more
+    topic.silent_looks = SILENT_LOOKS
+    sidecar._look_for_silence()
+    assert not health.ready()[0]
+    sidecar._look_for_silence()
+    assert consumer.num_asked == 1  # from now on it is looked for
+
+
+def test_who_alone_finds_no_broker_is_replaced_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar, consumer, health = _ticking(monkeypatch, is_there=True)
+    health.is_broker_away = False
+    consumer.finds_broker = True
+    begun_anew: list[bool] = []
+    topic = SimpleNamespace(silent_looks=SILENT_LOOKS, begin_anew=lambda: begun_anew.append(True))
+    sidecar._input_topic = topic  # type: ignore[assignment]
+    sidecar._look_for_silence()
+    assert begun_anew and health.ready()[0]

@@ -27,13 +27,13 @@ class FakeAdmin:
     def answer(self, topic_id: Any) -> None:
         self.asked[-1].set_result(SimpleNamespace(topic_id=topic_id))
 
-    def fail(self) -> None:
-        self.asked[-1].set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    def fail(self, code: int = KafkaError._TIMED_OUT) -> None:
+        self.asked[-1].set_exception(KafkaException(KafkaError(code)))
 
 
 def _topic() -> tuple[InputTopic, FakeAdmin]:
     admin: Any = FakeAdmin()
-    return InputTopic(admin, "t"), admin
+    return InputTopic(lambda: admin, "t"), admin
 
 
 @pytest.mark.parametrize(("given", "expected"), [(Uuid(1, 2), str(Uuid(1, 2))), (Uuid(0, 0), ""), (None, "")])
@@ -41,7 +41,7 @@ def test_a_topic_has_the_id_that_the_broker_gives_it_or_none(given: Any, expecte
     admin: Any = SimpleNamespace(describe_topics=lambda *_, **__: {"t": answered})
     answered: Future[Any] = Future()
     answered.set_result(SimpleNamespace(topic_id=given))
-    assert InputTopic(admin, "t").id() == expected
+    assert InputTopic(lambda: admin, "t").id() == expected
 
 
 def test_a_look_waits_for_no_answer_and_asks_now_and_then() -> None:
@@ -78,3 +78,48 @@ def test_an_answer_from_before_a_takeover_is_not_looked_at() -> None:
     assert topic.id() == str(Uuid(3, 4))
     old.set_result(SimpleNamespace(topic_id=Uuid(1, 2)))
     assert topic.look(101.0) == ""
+
+
+def test_looks_that_nobody_answers_are_counted_until_somebody_does() -> None:
+    topic, admin = _topic()
+
+    def look(now: float, code: int | None) -> int:
+        topic.look(now)
+        if code is None:
+            admin.answer(Uuid(1, 2))
+        else:
+            admin.fail(code)
+        topic.look(now)
+        return topic.silent_looks
+
+    assert look(100.0, KafkaError._TIMED_OUT) == 1
+    assert look(110.0, KafkaError._TRANSPORT) == 2
+    assert look(120.0, KafkaError.UNKNOWN_TOPIC_OR_PART) == 0  # an answer
+    assert look(130.0, KafkaError._TIMED_OUT) == 1
+    assert look(140.0, None) == 0
+
+
+def test_a_look_that_is_wanted_soon_asks_whenever_the_last_one_did() -> None:
+    topic, admin = _topic()
+    topic.look(100.0)
+    admin.answer(Uuid(1, 2))
+    topic.look(100.1)
+    topic.look(100.2)
+    assert len(admin.asked) == 1
+    topic.look_soon()
+    topic.look(100.3)
+    assert len(admin.asked) == 2
+
+
+def test_a_client_that_asks_nobody_any_more_is_replaced() -> None:
+    admins: list[Any] = []
+
+    def make() -> Any:
+        admins.append(FakeAdmin())
+        return admins[-1]
+
+    topic = InputTopic(make, "t")
+    topic.look(100.0)
+    topic.begin_anew()
+    topic.look(106.0)
+    assert [len(admin.asked) for admin in admins] == [1, 1]
