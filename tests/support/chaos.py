@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import heapq
 import itertools
-import math
 import os
 import random
 import signal
@@ -188,7 +187,6 @@ class _Slot:
     host: str
     process: SidecarProcess | None = None
     is_busy: bool = False
-    disturbed_at: float = -math.inf
 
     @property
     def is_alive(self) -> bool:
@@ -241,7 +239,6 @@ class Weather:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._is_broker_up = True
-        self._broker_disturbed_at = -math.inf
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="broker")
         self._is_cut_off = False
         self._newest: dict[int, int] = {}
@@ -379,18 +376,10 @@ class Weather:
                 self.exits["left before they could say anything"] += 1
             elif code == ExitCode.FENCED and life.has_twin:
                 self.exits["fenced"] += 1
-            elif code == ExitCode.FENCED and life.slot.is_static and self._was_disturbed(life.slot):
-                # A join of its own came late, and the broker had given its transaction up: nobody can tell any more
-                # who has its identity. Whoever runs replicas starts it again; it mustn't be often.
-                self.exits["fenced with no other alive"] += 1
-                assert self.exits["fenced with no other alive"] <= 1, life.process.told()
             else:
                 raise AssertionError(f"{life.process.name} ended with {code}; its log:\n{life.process.told()}")
             if life.slot.process is life.process and not life.is_leaving and not life.slot.is_busy:
                 self._restart_later(life.slot)
-
-    def _was_disturbed(self, slot: _Slot) -> bool:
-        return time.monotonic() - max(slot.disturbed_at, self._broker_disturbed_at) < 6 * _SESSION_SECONDS
 
     def _life(self, slot: _Slot) -> _Life:
         return next(life for life in reversed(self._lives) if life.process is slot.process)
@@ -530,9 +519,6 @@ class Weather:
     def _change(self, clients: list[str], line: Line) -> None:
         for client in clients:
             self._proxy.change(client, line)
-        for slot in self._slots:
-            if slot.name in clients:
-                slot.disturbed_at = time.monotonic()
 
     def _cut(self) -> bool:
         slot = self._one_alive()
@@ -564,7 +550,6 @@ class Weather:
         if slot is None:
             return False
         self._proxy.reset(slot.name)
-        slot.disturbed_at = time.monotonic()
         self.faults["connections reset"] += 1
         return True
 
@@ -615,7 +600,6 @@ class Weather:
                 self._later(0.1, look)
                 return
             healing.result()
-            self._broker_disturbed_at = time.monotonic()
             self._is_broker_up = True
             self._later(1.0, self._look_at_offsets)
 
