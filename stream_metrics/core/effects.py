@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -19,10 +20,37 @@ NoticeKind = Literal[
 ]
 
 
-class Publish(msgspec.Struct, frozen=True):
-    """Publish a result to the output topic."""
+class Publish:
+    """Publish a result to the output topic.
 
-    result: StepMetrics
+    Its metrics are worked out when it is first asked for, which the fold does itself before it goes on: so that a
+    transaction can begin meanwhile, and the result is still that of the window as it was.
+    """
+
+    __slots__ = ("_result", "_work_out")
+
+    def __init__(self, result: StepMetrics, work_out: Callable[[], dict[str, int | float]]) -> None:
+        self._result = result
+        self._work_out: Callable[[], dict[str, int | float]] | None = work_out
+
+    @property
+    def result(self) -> StepMetrics:
+        self.finish()
+        return self._result
+
+    def finish(self) -> None:
+        """Works the metrics out, where they aren't yet."""
+        if self._work_out is not None:
+            self._result.metrics = self._work_out()
+            self._work_out = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Publish) and self.result == other.result
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Publish({self.result!r})"
 
 
 class SetAside(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -102,6 +103,8 @@ class Fold:
         self.counts: Counter[str] = Counter()
         self.is_replaying = False
         self._effects: list[Effect] = []
+        self._unfinished: list[Publish] = []
+        self._forgotten: list[Window] = []
         self._tracks: dict[int, Track] = {}
         self._by_run: dict[tuple[str, str], Track] = {}
         self._windows: OrderedDict[int, Window] = OrderedDict()  # by first offset, so oldest first
@@ -132,6 +135,7 @@ class Fold:
 
     def feed(self, records: Sequence[Record]) -> None:
         """Folds records in the order of their offsets."""
+        self._forgotten.clear()
         start = 0
         while start < len(records):
             end = min(len(records), start + self._piece(records[start]))
@@ -356,6 +360,7 @@ class Fold:
     # --- one record ----------------------------------------------------------------------------------------------
 
     def _take(self, record: Record, offset: int, event: Event) -> None:
+        self._finish_results()
         self._rows.forget()
         if isinstance(event, StepClose) and event.reason not in (None, "closed"):
             self._take_own_marker(record, offset, event)
@@ -535,29 +540,36 @@ class Fold:
         is_complete = window.is_complete
         if not is_complete and not is_correction:
             self.counts["incomplete_results"] += 1
-        self._effects.append(
-            Publish(
-                StepMetrics(
-                    run_id=window.run_id,
-                    scope=window.scope,
-                    step=window.step,
-                    attempt=window.attempt,
-                    complete=is_complete,
-                    reason=window.reason,
-                    correction=is_correction,
-                    late_samples=window.late_samples,
-                    opened_unix_ms=window.opened_unix_ms,
-                    closed_unix_ms=window.closed_unix_ms,
-                    log=LogPlace(
-                        topic=self.topic,
-                        partition=self.partition,
-                        first_offset=window.first_offset,
-                        close_offset=window.close_offset,
-                    ),
-                    metrics=step_metrics(window, self.settings),
-                )
-            )
+        publish = Publish(
+            StepMetrics(
+                run_id=window.run_id,
+                scope=window.scope,
+                step=window.step,
+                attempt=window.attempt,
+                complete=is_complete,
+                reason=window.reason,
+                correction=is_correction,
+                late_samples=window.late_samples,
+                opened_unix_ms=window.opened_unix_ms,
+                closed_unix_ms=window.closed_unix_ms,
+                log=LogPlace(
+                    topic=self.topic,
+                    partition=self.partition,
+                    first_offset=window.first_offset,
+                    close_offset=window.close_offset,
+                ),
+                metrics={},
+            ),
+            partial(step_metrics, window, self.settings),
         )
+        self._effects.append(publish)
+        self._unfinished.append(publish)
+
+    def _finish_results(self) -> None:
+        """Works out what the results say, before a closed window changes."""
+        for publish in self._unfinished:
+            publish.finish()
+        self._unfinished.clear()
 
     def _forget(self, track: Track, window: Window) -> None:
         """Forgets a closed window; a correction it still owes is published first."""
@@ -567,6 +579,7 @@ class Fold:
         track.forget(window)
         self._note_bytes += track.note_bytes
         del self._windows[window.first_offset]
+        self._forgotten.append(window)  # taking it apart takes a while, and results wait to be published
         window.state = after(window.state, Happening.FORGET)
         self._held -= len(window)
 

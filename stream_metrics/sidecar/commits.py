@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
@@ -111,13 +111,9 @@ class Commits:
             owned.gather(owned.fold.take_corrections())
         moved = [owned for owned in live if owned.pending or owned.has_moved or owned.lost_windows]
         if moved:
-            records: list[OutRecord] = []
-            for owned in moved:
-                records += [self._record(effect) for effect in owned.pending]
-                records += [_marker_record(owned, window, "data_lost") for window in owned.lost_windows]
             began = self._monotonic()
             offsets = [owned.offset_to_commit() for owned in moved]
-            if not self._transact(records, offsets):
+            if not self._transact(self._records(moved), offsets):
                 return
             self._metrics.commits.inc()
             self._metrics.commit_seconds.observe(self._monotonic() - began)
@@ -143,6 +139,13 @@ class Commits:
 
     # --- what is written -----------------------------------------------------------------------------------------
 
+    def _records(self, partitions: Iterable[Owned]) -> Iterator[OutRecord]:
+        for owned in partitions:
+            for effect in owned.pending:
+                yield self._record(effect)
+            for window in owned.lost_windows:
+                yield _marker_record(owned, window, "data_lost")
+
     def _record(self, effect: Effect) -> OutRecord:
         if isinstance(effect, Publish):
             result = effect.result
@@ -153,7 +156,7 @@ class Commits:
 
     # --- what a transaction's end brings -------------------------------------------------------------------------
 
-    def _transact(self, records: list[OutRecord], offsets: list[TopicPartition]) -> bool:
+    def _transact(self, records: Iterable[OutRecord], offsets: list[TopicPartition]) -> bool:
         """Returns whether the transaction was committed; where not, it will be tried again."""
         self._health.begin_commit()
         try:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -142,7 +142,8 @@ class Transactions:
                 "linger.ms": 0,
                 "compression.type": "lz4",
                 "message.max.bytes": 10_000_000,
-                "retry.backoff.ms": 20,
+                # At first, then doubled: the first request of a transaction may meet the end of the one before.
+                "retry.backoff.ms": 2,
                 **config,
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": int(timeout_seconds * 1000),
@@ -178,8 +179,13 @@ class Transactions:
                     )
                     is_said = True
 
-    def run(self, records: Sequence[OutRecord], offsets: list[TopicPartition], consumer: Consumer) -> None:
+    def run(self, records: Iterable[OutRecord], offsets: list[TopicPartition], consumer: Consumer) -> None:
         """Writes records and commits offsets in one transaction; returns when it is committed.
+
+        Args:
+            records: What to write; may be made as they are asked for, while the offsets are on their way.
+            offsets: What to commit; may be none.
+            consumer: Who read up to there.
 
         Raises:
             AbortedError: Nothing is visible; try again later.
@@ -194,13 +200,16 @@ class Transactions:
         self._is_wait_said = False
         try:
             self._call(producer.begin_transaction)
-            for record in records:
-                self._produce(record)
-            # Flushing first keeps the offsets' request from meeting a transaction that the broker is still beginning.
-            while _served(producer.flush, CALL_SECONDS / 4):
-                self._wait()
-            if offsets:
-                self._call(self._send_offsets, offsets, consumer.consumer_group_metadata())
+            offsets_are_sent = self._send(offsets, consumer) if offsets else None
+            try:
+                for record in records:
+                    self._produce(record)
+                while _served(producer.flush, CALL_SECONDS / 4):
+                    self._wait()
+            finally:
+                # Also where something failed: it may be for what the offsets met, and two calls at once are refused.
+                if offsets_are_sent is not None:
+                    self._call(offsets_are_sent)
             self._call(producer.commit_transaction, CALL_SECONDS)
         except CLIENT_ERRORS as error:
             self._abort(client_error(error))
@@ -281,8 +290,23 @@ class Transactions:
                 _served(self._producer.poll, CALL_SECONDS / 10)
                 self._wait()
 
+    def _send(self, offsets: list[TopicPartition], consumer: Consumer) -> Callable[[], None]:
+        """Has the offsets on their way, and returns what waits for them; called again, it sends them again."""
+        group = consumer.consumer_group_metadata()
+        on_their_way = [self._start_sending(offsets, group)]
+
+        def send_offsets() -> None:
+            self._wait_for(on_their_way.pop() if on_their_way else self._start_sending(offsets, group))
+
+        return send_offsets
+
     def _send_offsets(self, offsets: list[TopicPartition], group: Any) -> None:
-        answer = self._aside.call(self._producer.send_offsets_to_transaction, offsets, group, CALL_SECONDS)
+        self._wait_for(self._start_sending(offsets, group))
+
+    def _start_sending(self, offsets: list[TopicPartition], group: Any) -> Future[Any]:
+        return self._aside.call(self._producer.send_offsets_to_transaction, offsets, group, CALL_SECONDS)
+
+    def _wait_for(self, answer: Future[Any]) -> None:
         while not futures.wait([answer], CALL_SECONDS / 10).done:
             self._wait()
         answer.result()

@@ -98,7 +98,7 @@ class Bench:
         self.sidecar._turn()
 
     def _run(self, records: list[Any], offsets: list[TopicPartition], _: Any) -> None:
-        self.committed += [(place.partition, place.offset, len(records)) for place in offsets]
+        self.committed += [(place.partition, place.offset, len(list(records))) for place in offsets]
 
 
 @pytest.fixture

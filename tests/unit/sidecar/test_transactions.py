@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from stream_metrics.sidecar import transactions
 from stream_metrics.sidecar.errors import FencedError, KafkaRefusedError, RestartError, StoppingError
-from stream_metrics.sidecar.transactions import AbortedError, Transactions
+from stream_metrics.sidecar.transactions import AbortedError, OutRecord, Transactions
 from support.waiting import wait_until
 
 
@@ -45,6 +45,9 @@ class FakeProducer:
     def poll(self, _: float) -> int:
         return 0
 
+    def produce(self, *_: Any, **__: Any) -> None:
+        self._answer("produce")
+
     def send_offsets_to_transaction(self, *_: Any) -> None:
         if self.hang is not None:
             self.hang.wait(20)
@@ -70,6 +73,8 @@ class FakeProducer:
             raise KafkaException(self.errors[name].pop(0))
 
 
+RECORD = OutRecord("t", b"key", b"value")
+NO_MEMBER = KafkaError(KafkaError.UNKNOWN_MEMBER_ID, "unknown member", False, False, True)
 CONSUMER: Any = SimpleNamespace(consumer_group_metadata=lambda: "group")
 FENCED_MEMBER = KafkaError(KafkaError.FENCED_INSTANCE_ID, "fenced", False, False, True)
 FENCED_PRODUCER = KafkaError(KafkaError._FENCED, "fenced", True)
@@ -82,8 +87,8 @@ class Bench:
         self.transactions = Transactions({}, "id", 0.5, lambda: self.is_stopping, self._turn)
         self.producer: FakeProducer = self.transactions._producer  # type: ignore[assignment]  # by the fixture
 
-    def run(self) -> None:
-        self.transactions.run([], [TopicPartition("t", 0, 1)], CONSUMER)
+    def run(self, records: Iterable[OutRecord] = ()) -> None:
+        self.transactions.run(records, [TopicPartition("t", 0, 1)], CONSUMER)
 
     def _turn(self) -> None:
         self.turns += 1
@@ -104,6 +109,38 @@ def test_a_transaction_begins_adds_offsets_and_commits(bench: Bench) -> None:
     bench.run()
     bench.run()
     assert bench.producer.calls == ["begin", "send", "commit"] * 2
+
+
+def test_records_are_made_while_the_offsets_are_on_their_way(bench: Bench) -> None:
+    on_their_way = bench.producer.hang = threading.Event()
+
+    def made() -> Iterator[OutRecord]:
+        assert not on_their_way.is_set()
+        on_their_way.set()
+        yield RECORD
+
+    bench.run(made())
+    assert sorted(bench.producer.calls) == ["begin", "commit", "produce", "send"]
+    assert bench.producer.calls[-1] == "commit"
+
+
+def test_offsets_that_the_client_wants_to_be_sent_again_are_sent_again(bench: Bench) -> None:
+    bench.producer.errors["send"] = [KafkaError(KafkaError._TIMED_OUT, "slow", False, True)] * 2
+    bench.run([RECORD])
+    assert bench.producer.calls.count("send") == 3
+    assert bench.producer.calls[-1] == "commit"
+
+
+def test_where_offsets_and_records_fail_it_is_for_what_the_offsets_met_and_aborted_once_both_have_ended(
+    bench: Bench,
+) -> None:
+    offsets_fail = bench.producer.hang = threading.Event()
+    bench.producer.errors = {"send": [NO_MEMBER], "produce": [KafkaError(KafkaError._STATE, "not in a transaction")]}
+
+    threading.Timer(0.1, offsets_fail.set).start()
+    with pytest.raises(AbortedError, match="unknown member"):
+        bench.run([RECORD])
+    assert bench.producer.calls == ["begin", "produce", "send", "abort"]
 
 
 def test_a_call_that_never_returns_holds_up_no_stop(bench: Bench) -> None:
@@ -217,7 +254,7 @@ def test_a_stop_ends_the_wait_for_the_coordinator(bench: Bench) -> None:
 def test_the_wait_for_the_coordinator_is_bounded_and_says_what_to_look_at(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "INIT_BUDGET_SECONDS", 0.05)
+    monkeypatch.setattr(transactions, "INIT_BUDGET_SECONDS", 0.5)
     bench.producer.errors["init"] = [KafkaError(KafkaError._TIMED_OUT, "no coordinator", False, True)] * 1_000_000
     with pytest.raises(KafkaRefusedError, match=r"no coordinator.*has its transaction topic enough replicas"):
         bench.transactions.init()
