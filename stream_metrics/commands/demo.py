@@ -51,6 +51,7 @@ _LAST_RESULT_SECONDS: Final = 15.0
 _ANSWER_SECONDS: Final = 5.0
 _TOLERANCE: Final = 1e-12
 _FORMATS: Final = (".png", ".svg", ".pdf")
+_PAGE_PORT: Final = 8080
 
 _MOCK: Final = (
     "Broker: librdkafka's mock cluster at {address}, embedded in this process. It is for show only: it keeps no "
@@ -118,6 +119,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="where the plot goes (default: stream-metrics-demo.png in the current directory)",
     )
+    parser.add_argument(
+        "--page",
+        type=_port,
+        nargs="?",
+        const=_PAGE_PORT,
+        metavar="PORT",
+        help=f"serve the live page too, and stay until Ctrl-C (default port: {_PAGE_PORT})",
+    )
     real = parser.add_argument_group("on a real broker")
     real.add_argument("--bootstrap-servers", metavar="HOST:PORT,...", help="brokers to start from")
     real.add_argument(
@@ -145,7 +154,16 @@ def _positive(text: str) -> int:
     return number
 
 
+def _port(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65_535:
+        raise argparse.ArgumentTypeError("must be a port, 1 to 65535")
+    return number
+
+
 def _settings(given: argparse.Namespace) -> Settings:
+    if given.produce_only and given.page is not None:
+        _usage("--page is the sidecar's, which runs elsewhere with --produce-only")
     if given.produce_only and given.bootstrap_servers is None:
         _usage("--produce-only needs --bootstrap-servers")
     if given.input_topic is not None and not given.produce_only:
@@ -261,6 +279,7 @@ class _Demo:
             raise _DemoError(f"--output: the name must end in {', '.join(_FORMATS)}", ExitCode.WRONG_SETTINGS)
         self._settings = settings
         self._keep_topics: bool = given.keep_topics
+        self._page_port: int | None = given.page
         self._seed: int = given.seed
         self._num_steps = steps
         self._step_seconds = step_seconds
@@ -290,7 +309,9 @@ class _Demo:
                 self._introduce(view)
                 if self._embedded is None:
                     stack.callback(self._remove_topics)
-                self._play(view, stack)
+                sidecar = self._play(view, stack)
+                if self._page_port is not None:
+                    return self._stay(view, sidecar)
         except KeyboardInterrupt:
             closed = len({row.step for row in self._rows})
             view.say(f"Interrupted after {closed} of {self._num_steps} steps; sidecar and broker are stopped.")
@@ -321,21 +342,38 @@ class _Demo:
             "Reward by sample is rollout/raw_reward, the sample-weighted mean; by rollout rollout/episode_raw_reward. "
             "The gap between them is the error of the first.\n"
         )
+        if self._page_port is not None:
+            view.say(f"Live page: {self._page()}\n", style="bold")
 
-    def _play(self, view: View, stack: contextlib.ExitStack) -> None:
-        # Entered first and so left last: what is stopped may still say something.
-        stack.enter_context(view)
-        view.status("starting the sidecar …")
-        sidecar = SidecarProcess(self._sidecar_arguments(), on_embedded_broker=self._embedded is not None)
-        stack.callback(sidecar.stop)
-        self._wait_for(sidecar)
-        reader = ResultsReader(self._settings.client_config(), self._results, self._run_id)
-        stack.callback(reader.close)
-        trainer = threading.Thread(target=self._train, name="trainer", daemon=True)
-        stack.callback(trainer.join, _ANSWER_SECONDS)
-        stack.callback(self._stopping.set)
-        trainer.start()
-        self._watch(view, sidecar, reader)
+    def _play(self, view: View, stack: contextlib.ExitStack) -> SidecarProcess:
+        """Shows all steps, and returns the sidecar, which the stack stops."""
+        with contextlib.ExitStack() as playing:
+            # Entered first and so left last: what is stopped may still say something.
+            playing.enter_context(view)
+            view.status("starting the sidecar …")
+            sidecar = SidecarProcess(self._sidecar_arguments(), on_embedded_broker=self._embedded is not None)
+            stack.callback(sidecar.stop)
+            self._wait_for(sidecar)
+            reader = ResultsReader(self._settings.client_config(), self._results, self._run_id)
+            playing.callback(reader.close)
+            trainer = threading.Thread(target=self._train, name="trainer", daemon=True)
+            playing.callback(trainer.join, _ANSWER_SECONDS)
+            playing.callback(self._stopping.set)
+            trainer.start()
+            self._watch(view, sidecar, reader)
+        return sidecar
+
+    def _page(self) -> str:
+        return f"http://127.0.0.1:{self._page_port}/#run={self._run_id}&scope=rollout"
+
+    def _stay(self, view: View, sidecar: SidecarProcess) -> int:
+        """Concludes, and leaves the page there until Ctrl-C, which the sidecar gets too."""
+        code = self._conclude(view)
+        view.say(f"\nThe page stays until Ctrl-C: {self._page()}", style="bold")
+        with contextlib.suppress(KeyboardInterrupt):
+            while sidecar.exit_code is None:
+                time.sleep(0.1)
+        return code
 
     def _sidecar_arguments(self) -> list[str]:
         arguments = {
@@ -347,6 +385,8 @@ class _Demo:
             "--input-partitions": "1",
             "--commit-interval": "0.1",  # a correction goes out with the next commit: here it should be seen at once
         }
+        if self._page_port is not None:
+            arguments["--http-port"] = str(self._page_port)
         listed = [text for pair in arguments.items() for text in pair]
         for name, value in self._settings.kafka_config.items():
             listed += ["--kafka-config", f"{name}={value}"]

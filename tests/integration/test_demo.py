@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from stream_metrics.demo.simulation import LATE_EVERY, direct_rewards, simulate_step
 from stream_metrics.exit_codes import ExitCode
 from stream_metrics.testing import MemoryLog
-from support.brokers import Broker
+from support.brokers import Broker, _free_ports
 from support.topics import create_topic, read_topic, unique_name
 from support.waiting import wait_until
 
@@ -126,6 +127,40 @@ def test_interrupted_it_ends_well_and_takes_the_sidecar_with_it() -> None:
         return False
 
     wait_until(is_group_gone, "the end of all processes of the demo")
+
+
+def test_the_page_shows_the_run_and_stays_until_it_is_interrupted(tmp_path: Path) -> None:
+    pytest.importorskip("rich", reason="the extra `demo` isn't installed")
+    pytest.importorskip("matplotlib", reason="the extra `demo` isn't installed")
+    (port,) = _free_ports(1)
+    with subprocess.Popen(
+        command("--fast", "--steps", str(STEPS), "--page", str(port)),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("The page stays until Ctrl-C: "):
+                break
+        address = line.split()[-1]
+        with urllib.request.urlopen(address.partition("#")[0], timeout=30) as answer:
+            assert answer.status == 200
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/stream", timeout=30) as stream:
+            text = ""
+            while address.partition("run=")[2].partition("&")[0] not in text:
+                text += stream.readline().decode()
+        os.killpg(process.pid, signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, rest, errors) == (ExitCode.OK, "", "")
+    assert f"Live page: {address}" in said
+    assert "all equal to a direct computation" in said
+    assert (tmp_path / "stream-metrics-demo.png").exists()
 
 
 def test_a_broker_that_is_not_there_is_said_and_refused(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from stream_metrics.exit_codes import ExitCode
         (["--input-topic", "t"], "--input-topic goes with --produce-only"),
         (["--keep-topics"], "go with --bootstrap-servers"),
         (["--kafka-config", "a=b"], "go with --bootstrap-servers"),
+        (["--page", "--produce-only", "--bootstrap-servers", "b:1"], "--page is the sidecar's"),
+        (["--page", "0"], "must be a port"),
         (["--steps", "0"], "must be at least 1"),
         (["--steps", "many"], "invalid"),
         (["--unknown"], "unrecognized"),
@@ -67,5 +69,5 @@ def test_the_help_names_every_way_to_run_it(capsys: pytest.CaptureFixture[str]) 
         demo.main(["--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    for flag in ("--bootstrap-servers", "--produce-only", "--steps", "--seed", "--fast", "--output"):
+    for flag in ("--bootstrap-servers", "--produce-only", "--steps", "--seed", "--fast", "--output", "--page"):
         assert flag in said
