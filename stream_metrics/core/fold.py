@@ -83,6 +83,8 @@ _MAX_WAITING: Final = 50_000
 _FAR_STEPS: Final = 1_000
 """A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""
 
+_FindWindow = Callable[[Event], tuple[Track, Window] | None]
+
 
 class Fold:
     """The state of one input partition.
@@ -115,7 +117,7 @@ class Fold:
         self._next_check = 0
         self._frozen_below = 0
         self._lost_to = start
-        self._rows = _Rows(self._open_window)
+        self._rows = _Rows()
         self._waiting = 0
         self._max_windows = max(_MIN_WINDOWS, settings.max_samples // _SAMPLES_PER_WINDOW)
 
@@ -161,6 +163,7 @@ class Fold:
         events = _decoded(records)
         rows = self._rows
         find_row = rows.by_name.get
+        find_window = self._open_window
         row: _Row | None = None
         run_id = scope = attempt = step = None
         begin = 0  # of the records whose samples are in rows
@@ -191,14 +194,14 @@ class Fold:
                 except EventError as error:
                     failure = error
             if type(event) is Sample:
-                row = rows.of(event)
+                row = rows.of(event, find_window)
                 if row is not None:
                     row_begin = place
                     run_id, scope, attempt, step = event.run_id, event.scope, event.attempt, event.step
                     continue
             elif event is not None:  # single samples are what is left of the records: counting each would cost
                 self.counts["events_samples" if type(event) is SampleBatch else "events_close"] += 1
-                if type(event) is SampleBatch and rows.take_batch(event, place):
+                if type(event) is SampleBatch and rows.take_batch(event, place, find_window):
                     continue
             self._take_rows(records, events, begin, place)
             begin = place + 1
@@ -793,11 +796,10 @@ class _Rows:
         by_name: The rows by run, scope, attempt and step as sent; some may have no samples.
     """
 
-    def __init__(self, find: Callable[[Event], tuple[Track, Window] | None]) -> None:
+    def __init__(self) -> None:
         self.by_name: dict[tuple[str | None, str | None, int | None, int], _Row] = {}
         self._by_window: dict[int, _Row] = {}
         self._busy: list[_Row] = []
-        self._find = find
 
     def forget(self) -> None:
         """Knows no window any more, since one may not be open now. No row may have samples."""
@@ -813,12 +815,12 @@ class _Rows:
         self._busy.clear()
         return made
 
-    def of(self, event: Sample | SampleBatch) -> _Row | None:
+    def of(self, event: Sample | SampleBatch, find: _FindWindow) -> _Row | None:
         """Returns the row of the window that an event is for, None where that isn't there and open."""
         name = event.run_id, event.scope, event.attempt, event.step
         row = self.by_name.get(name)
         if row is None:
-            found = self._find(event)
+            found = find(event)
             if found is None:
                 return None
             # A window has several names: null stands for what is absent.
@@ -831,9 +833,9 @@ class _Rows:
             self._busy.append(row)
         return row
 
-    def take_batch(self, event: SampleBatch, place: int) -> bool:
+    def take_batch(self, event: SampleBatch, place: int, find: _FindWindow) -> bool:
         """Takes several samples where their window is there and open, and returns whether it did."""
-        row = self.of(event)
+        row = self.of(event, find)
         if row is None:
             return False
         row.samples += event.samples

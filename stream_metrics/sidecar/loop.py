@@ -10,6 +10,7 @@ exception. What goes wrong in them is kept and raised by the loop.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -301,6 +302,7 @@ class Sidecar:
         if transactions is not None:
             transactions.close()
         self._owned.clear()
+        gc.collect()  # some clients are in cycles, and the collector looks seldom: each start would leave its own
 
     def _seconds_to_close(self) -> float:
         """Returns how long leaving the group may take: less where a transaction has had its share of a stop's time."""

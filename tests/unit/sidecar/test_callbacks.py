@@ -5,7 +5,9 @@ Nothing is connected to.
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,6 +136,18 @@ def test_nothing_is_committed_of_a_partition_that_is_lost(bench: Bench) -> None:
     bench.turn()
     assert bench.committed == []
     assert bench.sidecar._owned == {}
+
+
+def test_what_a_partition_held_is_free_as_soon_as_it_is_dropped(bench: Bench) -> None:
+    bench.put(0, sample(1, 1.0))
+    bench.turn()
+    fold = weakref.ref(bench.sidecar._owned[0].fold)
+    gc.disable()  # it may be long before the collector looks by itself
+    try:
+        bench.sidecar._on_revoke(bench.consumer, [FIRST])  # type: ignore[arg-type]
+        assert fold() is None
+    finally:
+        gc.enable()
 
 
 def _raising(error: BaseException) -> Any:
