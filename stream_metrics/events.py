@@ -60,7 +60,7 @@ class SampleFields(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
         response_length: Tokens the policy produced; `effective_response_length` counts instead where it is sent.
         status: `completed`, `truncated`, `aborted`, `failed` or another word.
         data_source: Data set or environment, for breakdowns.
-        weight_versions: Versions of the weights that took part.
+        weight_versions: Versions of the weights that took part; null is none.
         values: Further numbers by name.
     """
 
@@ -76,7 +76,7 @@ class SampleFields(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
     metadata: Metadata | None = None
     effective_response_length: int | None = None
     data_source: str | None = None
-    weight_versions: list[Identifier] | None = None
+    weight_versions: list[Identifier | None] | None = None
     values: dict[str, Any] | None = None
 
 

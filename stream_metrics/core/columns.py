@@ -359,7 +359,7 @@ class Columns:
             codes[place] = _STATUS_CODES.get(samples[place].status, _OTHER_STATUS)
         self.status.extend(codes)
 
-    def _take_versions(self, versions: list[list[Identifier] | None], before: int) -> None:
+    def _take_versions(self, versions: list[list[Identifier | None] | None], before: int) -> None:
         if self.oldest_version is None:
             if not any(versions):
                 return
@@ -369,8 +369,9 @@ class Columns:
             made = array("q", map(self._oldest_version, versions))
         self.oldest_version.extend(made)
 
-    def _oldest_version(self, versions: list[Identifier] | None) -> int:
+    def _oldest_version(self, given: list[Identifier | None] | None) -> int:
         """Returns the lowest of a sample's versions that are numbers, and counts what is odd about them."""
+        versions = [version for version in given or () if version is not None]
         if not versions:
             return NO_VERSION
         if len(versions) > 1 and len(set(versions)) > 1:
@@ -480,7 +481,7 @@ def _integers(numbers: Sequence[int | None]) -> array[int] | None:
         return None
 
 
-def _single_versions(versions: Sequence[list[Identifier] | None]) -> array[int] | None:
+def _single_versions(versions: Sequence[list[Identifier | None] | None]) -> array[int] | None:
     """Returns the versions as an array where each sample has one, a number."""
     if not all(versions):
         return None

@@ -251,7 +251,7 @@ def _versions(versions: Any) -> list[int | str]:
     if type(versions) is list and all(type(version) is str for version in versions):
         return list(versions)
     try:
-        return [identifier(version, "weight_versions") for version in versions]
+        return [identifier(version, "weight_versions") for version in versions if version is not None]
     except (TypeError, UnencodableSampleError):
         return []
 

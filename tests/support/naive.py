@@ -322,7 +322,7 @@ def _version_metrics(samples: Any) -> dict[str, Number]:
     oldest = []
     mixed = invalid = 0
     for sample in samples:
-        versions = sample.weight_versions or []
+        versions = [version for version in sample.weight_versions or [] if version is not None]
         mixed += len(set(versions)) > 1
         numeric = [
             int(version)

@@ -99,7 +99,7 @@ PROPERTIES: dict[str, st.SearchStrategy[Any]] = {
     "effective_response_length": st.one_of(st.none(), st.none(), INTEGERS),
     "status": st.sampled_from([None, "completed", "truncated", "aborted", "failed", "pending", ""]),
     "data_source": _some(NAMES),
-    "weight_versions": _some(st.lists(VERSIONS, max_size=3)),
+    "weight_versions": _some(st.lists(st.none() | VERSIONS, max_size=3)),
     "values": _some(st.dictionaries(NAMES, NUMBERS, max_size=3)),
 }
 

@@ -129,7 +129,8 @@ def test_null_stands_for_absent_in_every_field_of_a_batch_item(name: str) -> Non
     assert getattr(batch.samples[0], name) is None
 
 
-def test_a_null_raw_reward_or_reward_component_loses_no_sample() -> None:
+def test_a_null_raw_reward_reward_component_or_weight_version_loses_no_sample() -> None:
+    assert _decoded(_sample(b'"weight_versions":[1,null]')).weight_versions == [1, None]
     assert _decoded(_sample(b'"metadata":{"raw_reward":null}')).metadata is not None
     assert _decoded(_sample(b'"reward":{"a":null}')).reward == {"a": None}
     assert _decoded(_sample(b'"metadata":{"raw_reward":"good"}')).metadata is not None

@@ -186,6 +186,9 @@ def test_the_effective_length_counts_where_it_is_sent() -> None:
         ([2**53 - 1], 2**53 - 1, 0, 0),
         ([2**53], NO_VERSION, 0, 1),
         (["0" * 400 + "7"], 7, 0, 0),
+        ([1, None], 1, 0, 0),
+        ([None, 2, 1, None], 1, 1, 0),
+        ([None], NO_VERSION, 0, 0),
     ],
 )
 def test_the_oldest_of_a_sample_s_weight_versions(versions: list[Any], oldest: int, mixed: int, invalid: int) -> None:

@@ -179,6 +179,7 @@ def test_what_only_describes_is_left_out_where_it_cannot_be_read() -> None:
 def test_versions_may_be_one_or_many() -> None:
     assert sent({"weight_versions": "7"}).weight_versions == ["7"]
     assert sent({"weight_versions": [numpy.int64(1), "2"]}).weight_versions == [1, "2"]
+    assert sent({"weight_versions": [None, 1]}).weight_versions == [1]
 
 
 def test_a_method_called_values_is_no_field() -> None:
