@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +81,16 @@ def test_a_broker_that_falls_silent_without_hanging_up_makes_an_idle_sidecar_not
         Proxy(stoppable_broker.proxied_bootstrap, stoppable_broker.proxy_target) as proxy,
         operated(stoppable_broker.bootstrap, tmp_path) as sidecar,
     ):
-        sidecar.start_ready(bootstrap_servers=stoppable_broker.proxied_bootstrap, kafka_config="client.id=it")
+        # The client itself would notice by these, which take longer than this test.
+        patience = {
+            "session_timeout": 300,
+            "transaction_timeout": 290,
+            "kafka_config": ["client.id=it", "socket.timeout.ms=280000"],
+        }
+        sidecar.start_ready(bootstrap_servers=stoppable_broker.proxied_bootstrap, **patience)
         sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready")
         proxy.change("it", Line(is_held=True))
-        began = time.monotonic()
         sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 503, "not ready")
-        assert time.monotonic() - began < 30, "the client itself says so after a minute, or some 40 s"
         assert json.loads(sidecar.get("/readyz")[1])["reason"] == "the broker is away"
         proxy.change("it", Line())
         sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready again")
