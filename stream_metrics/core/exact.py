@@ -57,7 +57,13 @@ def exact_sums(values: Floats, labels: Ints, num_labels: int) -> Floats:
     return _sums(values, labels, num_labels, np.bincount(labels, minlength=num_labels))[0]
 
 
-def exact_means(values: Floats, labels: Ints, num_labels: int, equal: tuple[Floats, Bools] | None = None) -> Floats:
+def exact_means(
+    values: Floats,
+    labels: Ints,
+    num_labels: int,
+    equal: tuple[Floats, Bools] | None = None,
+    counts: Ints | None = None,
+) -> Floats:
     """Returns the mean of finite numbers under each label, NaN for none; never infinite.
 
     Shapes: (n,), (n,) -> (num_labels,). Cost: as `exact_sums`.
@@ -67,8 +73,10 @@ def exact_means(values: Floats, labels: Ints, num_labels: int, equal: tuple[Floa
         labels: Their labels.
         num_labels: How many labels there are.
         equal: What `equal_values` gives for these, where it is known already.
+        counts: How many numbers each label has, where that is known already.
     """
-    counts = np.bincount(labels, minlength=num_labels)
+    if counts is None:
+        counts = np.bincount(labels, minlength=num_labels)
     sums, is_unrounded = _sums(values, labels, num_labels, counts)
     with np.errstate(invalid="ignore"):
         means: Floats = sums / counts
@@ -84,13 +92,15 @@ def exact_means(values: Floats, labels: Ints, num_labels: int, equal: tuple[Floa
     return means + 0.0
 
 
-def exact_stds(values: Floats, labels: Ints, num_labels: int, equal: tuple[Floats, Bools] | None = None) -> Floats:
+def exact_stds(values: Floats, labels: Ints, num_labels: int, means: Floats | None = None) -> Floats:
     """Returns the population standard deviation under each label, as `exact_std`, NaN for none.
 
-    Shapes: (n,), (n,) -> (num_labels,). Cost: about two `exact_sums`.
+    Shapes: (n,), (n,) -> (num_labels,). Cost: about two `exact_sums`, or one where `exact_means` is known already.
     """
     counts = np.bincount(labels, minlength=num_labels)
-    distances = np.abs(values / 4 - exact_means(values, labels, num_labels, equal)[labels] / 4)
+    if means is None:
+        means = exact_means(values, labels, num_labels, counts=counts)
+    distances = np.abs(values / 4 - means[labels] / 4)
     exponents: Ints | int = 2
     least, most = distances.min(initial=1.0, where=distances > 0), distances.max(initial=1.0)
     if least < _SAFE_DISTANCE or most > 1 / _SAFE_DISTANCE:
@@ -112,8 +122,9 @@ def equal_values(values: Floats, labels: Ints, num_labels: int) -> tuple[Floats,
     """
     some = np.full(num_labels, np.nan)
     some[labels] = values
-    is_equal = ~np.isnan(some)
-    is_equal[labels[values != some[labels]]] = False
+    # Where many differ, counting is quicker than picking them out.
+    is_equal = np.bincount(labels, weights=values != some[labels], minlength=num_labels) == 0
+    is_equal &= ~np.isnan(some)
     return some, is_equal
 
 
@@ -131,22 +142,23 @@ def _sums(values: Floats, labels: Ints, num_labels: int, counts: Ints) -> tuple[
     if not len(values):
         return np.zeros(num_labels), True
     bits = _DOUBLE_BITS - 1 - int(counts.max()).bit_length()  # whole numbers of so many can all be added
-    exponent = int(np.frexp(np.abs(values).max())[1])
+    exponent = math.frexp(max(-float(values.min()), float(values.max())))[1]
     if not -_SAFE_EXPONENT < exponent - 2 * bits < exponent < _SAFE_EXPONENT:
         return _Sorted(values, labels, num_labels).sums() + 0.0, False
     step = 2.0 ** (exponent - bits)
-    coarse = np.rint(values * (1 / step))
-    rest = values - coarse * step
+    coarse = _rounded(values, step)
+    rest = coarse * step
+    np.subtract(values, rest, out=rest)
     sums = np.bincount(labels, weights=coarse, minlength=num_labels).astype(np.float64, copy=False) * step
     if not rest.any():
         return sums + 0.0, True
     fine_step = 2.0 ** (exponent - 2 * bits)
-    fine = np.rint(rest * (1 / fine_step))
+    fine = _rounded(rest, fine_step)
     sums += np.bincount(labels, weights=fine, minlength=num_labels) * fine_step
-    is_odd = fine * fine_step != rest
-    if is_odd.any():
+    rest -= fine * fine_step
+    if rest.any():
         is_hard = np.zeros(num_labels, dtype=np.bool_)
-        is_hard[labels[is_odd]] = True
+        is_hard[labels[rest != 0]] = True
         hard = is_hard[labels]
         sums[is_hard] = _Sorted(values[hard], labels[hard], num_labels).sums()[is_hard]
     return sums + 0.0, False
@@ -163,12 +175,19 @@ def _total(values: npt.NDArray[Any], largest: float) -> float:
         if not -_SAFE_EXPONENT < exponent < _SAFE_EXPONENT - _DOUBLE_BITS:
             break
         step = 2.0**exponent
-        whole = np.rint(rest * (1 / step))
+        whole = _rounded(rest, step)
         parts.append(float(whole.sum()) * step)
-        rest = rest - whole * step
+        whole *= step
+        rest = np.subtract(rest, whole, out=whole)
         if not rest.any():
             return math.fsum(parts)
     return _sum(values.tolist())
+
+
+def _rounded(values: npt.NDArray[Any], step: float) -> Floats:
+    """Returns how many steps, a power of two, each number is nearest to."""
+    made = values * (1 / step)
+    return np.rint(made, out=made)
 
 
 class _Sorted:

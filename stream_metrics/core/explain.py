@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from stream_metrics.core.catalogue import step_metrics
-from stream_metrics.core.exact import exact_means, exact_stds
+from stream_metrics.core.exact import exact_stds
 from stream_metrics.core.fold import Fold
 from stream_metrics.core.settings import FoldSettings, RolloutReward
 from stream_metrics.core.view import StepView
@@ -111,9 +111,8 @@ def explain(view: StepView) -> Explanation:
         rollouts[int(view.rollout_group[number])].append(
             ExplainedRollout(key.kind, key.identity, reward, is_disagreeing, samples[number])
         )
-    group = view.rollout_group[view.is_scored]
-    means = exact_means(view.scores, group, view.num_all_groups).tolist()
-    stds = exact_stds(view.scores, group, view.num_all_groups).tolist()
+    means = view.all_group_means.tolist()
+    stds = exact_stds(view.scores, view.score_group, view.num_all_groups, view.all_group_means).tolist()
     return Explanation(
         run_id=window.run_id,
         scope=window.scope,

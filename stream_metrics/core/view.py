@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections import Counter
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from stream_metrics.core.columns import ABSENT_LENGTH, NO_VERSION
+from stream_metrics.core.columns import ABSENT_LENGTH, NO_VERSION, TRUNCATED
 from stream_metrics.core.exact import Bools, Floats, Ints, equal_values, exact_mean, exact_means, exact_stds, exact_sums
 from stream_metrics.core.named import fold_counts
 from stream_metrics.core.settings import FoldSettings, RolloutReward
@@ -31,16 +33,18 @@ def rollout_rewards(
     num: int,
     rule: RolloutReward,
     equal: tuple[Floats, Bools] | None = None,
+    counts: Ints | None = None,
 ) -> Floats:
     """Returns one reward a rollout, NaN where it has no sample here, infinite where a sum is past a double.
 
     Shapes: (n,), (n,), (n,) -> (num,). Samples are in log order; `position` goes before it in `first` and `last`.
-    `equal` is what `equal_values` gives for the rewards, where it is known already.
+    `equal` is what `equal_values` gives for the rewards, `counts` how many a rollout has, where they are known already.
     """
+    if counts is None:
+        counts = np.bincount(rollout, minlength=num)
     if rule == "mean":
-        return exact_means(rewards, rollout, num, equal)
+        return exact_means(rewards, rollout, num, equal, counts)
     made = np.full(num, np.nan)
-    counts = np.bincount(rollout, minlength=num)
     has_some = counts > 0
     if rule == "sum":
         made[has_some] = exact_sums(rewards, rollout, num)[has_some]
@@ -95,9 +99,10 @@ class StepView:
         """(usable samples,) the numbers of their rollouts."""
         return self.rollout if self.is_all_usable else self.rollout[self.usable]
 
-    @property
+    @cached_property
     def is_all_usable(self) -> bool:
-        return len(self.usable) == self.num_samples
+        """Whether there is no other sample."""
+        return bool(np.isfinite(self.rewards).all())
 
     @cached_property
     def position(self) -> Ints | None:
@@ -107,10 +112,14 @@ class StepView:
     @cached_property
     def rollout_rewards(self) -> Floats:
         """(rollouts,) one reward a rollout by the rule `rollout_reward`; NaN where it has no usable one."""
-        position = self.position if self.position is None else self.position[self.usable]
-        rule = self.settings.rollout_reward
         return rollout_rewards(
-            self.usable_rewards, self.usable_rollout, position, self.num_rollouts, rule, self.agreeing
+            self.usable_rewards,
+            self.usable_rollout,
+            None if self.position is None else self.position[self.usable],
+            self.num_rollouts,
+            self.settings.rollout_reward,
+            self.agreeing,
+            self.samples_per_rollout if self.is_all_usable else None,
         )
 
     def rewards_of(self, samples: Ints, rollout: Ints, num_rollouts: int) -> Floats:
@@ -129,9 +138,19 @@ class StepView:
         return np.isfinite(self.rollout_rewards)
 
     @cached_property
+    def is_all_scored(self) -> bool:
+        """Whether there is no other rollout."""
+        return bool(self.is_scored.all())
+
+    @cached_property
     def scores(self) -> Floats:
         """(scored rollouts,) their rewards."""
-        return self.rollout_rewards[self.is_scored]
+        return self.rollout_rewards if self.is_all_scored else self.rollout_rewards[self.is_scored]
+
+    @cached_property
+    def score_group(self) -> Ints:
+        """(scored rollouts,) the numbers of their groups."""
+        return self.rollout_group if self.is_all_scored else self.rollout_group[self.is_scored]
 
     @cached_property
     def mean_score(self) -> float:
@@ -144,11 +163,18 @@ class StepView:
         return exact_mean(self.usable_rewards)
 
     @cached_property
-    def score_percentiles(self) -> tuple[float, float, float]:
-        """The 10th, 50th and 90th percentile of `scores`, of which there is at least one."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            p10, median, p90 = np.percentile(self.scores, (10, 50, 90)).tolist()
-        return p10, median, p90
+    def sorted_scores(self) -> Floats:
+        """(scored rollouts,) their rewards, the lowest first."""
+        return np.sort(self.scores)
+
+    def score_percentile(self, percent: float) -> float:
+        """Returns a percentile of `scores`, of which there is at least one: what numpy's method "linear" gives."""
+        place = (len(self.sorted_scores) - 1) * (percent / 100)
+        below = math.floor(place)
+        low = float(self.sorted_scores[below])
+        high = float(self.sorted_scores[min(below + 1, len(self.sorted_scores) - 1)])
+        share = place - below
+        return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
     @cached_property
     def samples_per_rollout(self) -> Ints:
@@ -173,56 +199,66 @@ class StepView:
         return self.num_all_groups - (self.null_group != _NO_GROUP)
 
     @cached_property
-    def grouped(self) -> Ints:
-        """(grouped scored rollouts,) the rollouts with a usable reward and a group."""
-        return np.flatnonzero(self.is_scored & (self.rollout_group != self.null_group))
+    def all_group_sizes(self) -> Ints:
+        """(groups,) scored rollouts."""
+        return np.bincount(self.score_group, minlength=self.num_all_groups)
+
+    @cached_property
+    def all_group_means(self) -> Floats:
+        """(groups,) mean of the rollouts' rewards; NaN where none is scored."""
+        return exact_means(self.scores, self.score_group, self.num_all_groups, self._level, self.all_group_sizes)
 
     @cached_property
     def group_sizes(self) -> Ints:
         """(groups,) scored rollouts; 0 for the null group."""
-        return np.bincount(self.rollout_group[self.grouped], minlength=self.num_all_groups)
+        return self._without_null(self.all_group_sizes, 0)
 
     @cached_property
     def group_passes(self) -> Ints:
         """(groups,) scored rollouts that pass; 0 for the null group."""
-        passing = self.grouped[self.rollout_rewards[self.grouped] >= self.settings.pass_threshold]
-        return np.bincount(self.rollout_group[passing], minlength=self.num_all_groups)
+        passing = self.score_group[self.scores >= self.settings.pass_threshold]
+        return self._without_null(np.bincount(passing, minlength=self.num_all_groups), 0)
 
     @cached_property
     def group_stds(self) -> Floats:
-        """(groups,) population standard deviation of the rollouts' rewards; NaN where none is scored."""
-        group = self.rollout_group[self.grouped]
-        return exact_stds(self.rollout_rewards[self.grouped], group, self.num_all_groups, self._level)
+        """(groups,) population standard deviation of the rollouts' rewards; NaN for the null group, or without any."""
+        stds = exact_stds(self.scores, self.score_group, self.num_all_groups, self.all_group_means)
+        return self._without_null(stds, np.nan)
 
     @cached_property
     def is_level(self) -> Bools:
-        """(groups,) whether all scored rollouts of the group, one at least, have the same reward."""
-        return self._level[1]
+        """(groups,) whether all scored rollouts of the group, one at least, have the same reward; not for null."""
+        return self._without_null(self._level[1], False)
 
     @cached_property
     def _level(self) -> tuple[Floats, Bools]:
-        group = self.rollout_group[self.grouped]
-        return equal_values(self.rollout_rewards[self.grouped], group, self.num_all_groups)
+        return equal_values(self.scores, self.score_group, self.num_all_groups)
+
+    def _without_null(self, of_groups: npt.NDArray[Any], instead: Any) -> npt.NDArray[Any]:
+        """Returns what is said of groups, with something else for the null group."""
+        if self.null_group == _NO_GROUP:
+            return of_groups
+        made = of_groups.copy()
+        made[self.null_group] = instead
+        return made
 
     @cached_property
-    def flat_groups(self) -> Floats:
-        """(groups,) the reward of all usable samples of the group, NaN where they aren't equal or there are none."""
+    def flat_rewards(self) -> Floats:
+        """(flat groups,) the one reward that all usable samples of the group have."""
         some, is_equal = self.agreeing
-        grouped = np.flatnonzero(~np.isnan(some) & (self.rollout_group != self.null_group))
-        group = self.rollout_group[grouped]
-        of_group, is_flat = equal_values(some[grouped], group, self.num_all_groups)
-        is_flat[group[~is_equal[grouped]]] = False
-        return np.where(is_flat, of_group, np.nan)
+        group = self.rollout_group
+        if not self.is_all_usable:
+            is_scored = ~np.isnan(some)
+            some, is_equal, group = some[is_scored], is_equal[is_scored], group[is_scored]
+        of_group, is_flat = equal_values(some, group, self.num_all_groups)
+        is_flat &= np.bincount(group, weights=~is_equal, minlength=self.num_all_groups) == 0
+        made: Floats = of_group[self._without_null(is_flat, False)]
+        return made
 
     @cached_property
     def flat_counts(self) -> dict[float, int]:
         """From a reward rounded to one decimal to the number of groups whose usable samples all have it."""
-        rewards, counts = np.unique(self.flat_groups[~np.isnan(self.flat_groups)], return_counts=True)
-        made: dict[float, int] = {}
-        for reward, count in zip(rewards.tolist(), counts.tolist(), strict=True):
-            rounded = round(reward, 1) + 0.0
-            made[rounded] = made.get(rounded, 0) + count
-        return made
+        return Counter(round(reward, 1) + 0.0 for reward in self.flat_rewards.tolist())
 
     # --- lengths, endings, staleness -----------------------------------------------------------------------------
 
@@ -238,19 +274,31 @@ class StepView:
         return np.flatnonzero((self.length_column >= 0) & (self.length_column <= MAX_INTEGER))
 
     @cached_property
+    def is_all_measured(self) -> bool:
+        """Whether there is no other sample."""
+        lengths = self.length_column
+        return len(lengths) > 0 and bool(lengths.min() >= 0 and lengths.max() <= MAX_INTEGER)
+
+    @cached_property
     def lengths(self) -> Ints:
         """(measured samples,) their lengths."""
-        return self.length_column[self.measured]
+        return self.length_column if self.is_all_measured else self.length_column[self.measured]
 
     @cached_property
     def num_invalid_lengths(self) -> int:
+        if self.is_all_measured:
+            return 0
         return int(np.count_nonzero(self.length_column != ABSENT_LENGTH)) - len(self.measured)
 
     @cached_property
     def rollout_lengths(self) -> Ints:
         """(measured rollouts,) the sum of the lengths of their samples; Python's integers where 64 bits are too few."""
-        rollout = self.rollout[self.measured]
-        is_measured = np.bincount(rollout, minlength=self.num_rollouts) > 0
+        if self.is_all_measured:
+            rollout, counts = self.rollout, self.samples_per_rollout
+        else:
+            rollout = self.rollout[self.measured]
+            counts = np.bincount(rollout, minlength=self.num_rollouts)
+        is_measured = counts > 0
         if len(self.lengths) and int(self.lengths.max()) * len(self.lengths) > MAX_INTEGER:
             sums = np.zeros(self.num_rollouts, dtype=object)
             np.add.at(sums, rollout, self.lengths.astype(object))
@@ -263,6 +311,12 @@ class StepView:
         """(samples,) status codes; (0,) where no sample has one."""
         column = self.columns.status
         return np.zeros(0, dtype=np.uint8) if column is None else np.array(column, dtype=np.uint8)
+
+    @cached_property
+    def is_truncated(self) -> Bools:
+        """(samples,) whether it was cut off at the length limit; (0,) where no sample has a status."""
+        made: Bools = self.statuses == TRUNCATED
+        return made
 
     @cached_property
     def version_column(self) -> Ints:

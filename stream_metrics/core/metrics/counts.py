@@ -109,7 +109,7 @@ def missing_rewards(view: StepView) -> int:
     Cost: O(samples).
     Source: own.
     """
-    return int(np.count_nonzero(np.isnan(view.rewards)))
+    return 0 if view.is_all_usable else int(np.count_nonzero(np.isnan(view.rewards)))
 
 
 def nonfinite_rewards(view: StepView) -> int:
@@ -120,6 +120,8 @@ def nonfinite_rewards(view: StepView) -> int:
     Cost: O(samples).
     Source: own.
     """
+    if view.is_all_usable and view.is_all_scored:
+        return 0
     return int(np.count_nonzero(np.isinf(view.rewards)) + np.count_nonzero(np.isinf(view.rollout_rewards)))
 
 

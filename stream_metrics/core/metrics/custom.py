@@ -15,7 +15,7 @@ from stream_metrics.core.view import StepView, ints
 def _by_rollout(view: StepView, name: str, observations: Observations) -> float:
     values = np.array(observations.value)
     if name != OTHER and len(values) == view.num_samples:  # all samples have it, once each
-        return exact_mean(exact_means(values, view.rollout, view.num_rollouts))
+        return exact_mean(exact_means(values, view.rollout, view.num_rollouts, counts=view.samples_per_rollout))
     numbers, count = _renumbered(view, ints(observations.samples()))
     return exact_mean(exact_means(values, numbers, count))
 
@@ -80,8 +80,10 @@ def by_data_source(view: StepView) -> dict[str, Number]:
     Appears: with a data source.
     """
     made: dict[str, Number] = {}
+    if view.columns.sources is None:
+        return made
     is_usable = np.isfinite(view.rewards)
-    for name, samples in view.columns.sources.items() if view.columns.sources else ():
+    for name, samples in view.columns.sources.items():
         numbers, count = _renumbered(view, samples)
         usable = is_usable[samples]
         rewards = view.rewards_of(samples[usable], numbers[usable], count)

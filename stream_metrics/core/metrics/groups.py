@@ -83,7 +83,7 @@ def episode_reward_std_within_group(view: StepView) -> float | None:
     Source: own.
     Appears: with a scored rollout in a group.
     """
-    return exact_mean(view.group_stds[view.group_sizes > 0]) if len(view.grouped) else None
+    return exact_mean(view.group_stds[view.group_sizes > 0]) if view.group_sizes.any() else None
 
 
 def passrate(view: StepView) -> dict[str, float]:

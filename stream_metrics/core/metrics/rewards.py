@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
-from stream_metrics.core.exact import exact_mean, exact_means, exact_std
+from stream_metrics.core.exact import exact_mean, exact_std
 from stream_metrics.core.metrics.metric import Metric
 from stream_metrics.core.view import StepView
 
@@ -55,8 +53,7 @@ def group_mean_reward(view: StepView) -> float:
     Cost: O(rollouts).
     Source: own.
     """
-    means = exact_means(view.scores, view.rollout_group[view.is_scored], view.num_all_groups)
-    return exact_mean(means[~np.isnan(means)])
+    return exact_mean(view.all_group_means[view.all_group_sizes > 0])
 
 
 def episode_raw_reward_std(view: StepView) -> float | None:
@@ -80,7 +77,7 @@ def episode_raw_reward_min(view: StepView) -> float | None:
     Source: own.
     Appears: with a scored rollout.
     """
-    return float(view.scores.min()) if len(view.scores) else None
+    return float(view.sorted_scores[0]) if len(view.scores) else None
 
 
 def episode_raw_reward_max(view: StepView) -> float | None:
@@ -92,7 +89,7 @@ def episode_raw_reward_max(view: StepView) -> float | None:
     Source: own.
     Appears: with a scored rollout.
     """
-    return float(view.scores.max()) if len(view.scores) else None
+    return float(view.sorted_scores[-1]) if len(view.scores) else None
 
 
 def episode_raw_reward_median(view: StepView) -> float | None:
@@ -104,7 +101,7 @@ def episode_raw_reward_median(view: StepView) -> float | None:
     Source: numpy.percentile, method "linear".
     Appears: with a scored rollout.
     """
-    return view.score_percentiles[1] if len(view.scores) else None
+    return view.score_percentile(50) if len(view.scores) else None
 
 
 def episode_raw_reward_p10(view: StepView) -> float | None:
@@ -116,7 +113,7 @@ def episode_raw_reward_p10(view: StepView) -> float | None:
     Source: numpy.percentile, method "linear".
     Appears: with a scored rollout.
     """
-    return view.score_percentiles[0] if len(view.scores) else None
+    return view.score_percentile(10) if len(view.scores) else None
 
 
 def episode_raw_reward_p90(view: StepView) -> float | None:
@@ -128,7 +125,7 @@ def episode_raw_reward_p90(view: StepView) -> float | None:
     Source: numpy.percentile, method "linear".
     Appears: with a scored rollout.
     """
-    return view.score_percentiles[2] if len(view.scores) else None
+    return view.score_percentile(90) if len(view.scores) else None
 
 
 METRICS: Final = (
