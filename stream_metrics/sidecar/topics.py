@@ -65,7 +65,12 @@ class Topics:
         self._check_output()
 
     def input_topic(self) -> InputTopic:
-        """Returns what tells the input topic from another one of its name."""
+        """Returns what tells the input topic from another one of its name; nothing more can be asked here.
+
+        It has a client of its own. The one that was used until now would be served by nobody, and pile up what it has
+        to tell.
+        """
+        del self._admin
         return InputTopic(self._make_admin, self._settings.input_topic)
 
     def dead_letter_max_bytes(self) -> int:
