@@ -107,7 +107,10 @@ class Browser:
         return wait_until(lambda: self.run(f"return {script}", *arguments), script, deadline_seconds)
 
     def click(self, selector: str) -> None:
-        self.find(selector).click()
+        try:
+            self.find(selector).click()
+        except StaleElementReferenceException:  # shown anew in between
+            self.click(selector)
 
     def type(self, *keys: str) -> None:
         """Keys for whatever has the focus."""
