@@ -1,7 +1,7 @@
 """The only loop: consume, fold, perform what the fold asks for in one transaction with the offsets.
 
-A turn: 1. take what the consumer has; 2. fold it, partition by partition; 3. look at the timers once a second;
-4. commit if a result waits or the interval has passed. All state is in `Owned` partitions, which come and go with
+A turn: 1. take what the consumer has; 2. fold it, partition by partition; 3. commit if a result waits or the interval
+has passed; 4. look at the timers and the like once a second. All state is in `Owned` partitions, which come and go with
 rebalances.
 
 The client's callbacks run inside `poll` and `consume`. They never raise: a record already taken would be lost with the
@@ -323,12 +323,12 @@ class Sidecar:
         self._raise_failure()
         if messages:
             self._fold(messages)
+        self._commits.commit_if_due(is_behind=self._is_behind)
         self._transactions.serve()
         now = self._monotonic()
         if now - self._last_tick >= TICK_SECONDS:
             self._last_tick = now
             self._tick(now)
-        self._commits.commit_if_due(is_behind=self._is_behind)
 
     def _consume(self) -> list[Message]:
         # A consume() that may wait would wait for a full batch: one record is waited for, the rest is taken as it is.
