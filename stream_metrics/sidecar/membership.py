@@ -37,7 +37,8 @@ def is_replaced(
 
     A member that isn't us may still be no other replica: a request to join that the network delivers late leaves one
     behind that nobody is. The transactional id tells, where its coordinator answers and our producer is still of use.
-    Else time does: who sends no heartbeats is gone after a session, and who is alive is still there.
+    Else time does: who sends no heartbeats is gone after a session, and who is alive is still there, or has joined
+    again under another id, which nobody does for us while we wait.
 
     Args:
         ask: Returns the member that the group has under the instance id; raises `KafkaException` where it doesn't say.
@@ -56,7 +57,7 @@ def is_replaced(
             if not is_said:
                 is_said = True
                 logs.warning("the group doesn't say who has my instance id; asking on", error=error.args[0].str())
-            seen = ""  # what stood still with the broker counts for nothing
+            since, is_over = monotonic(), False  # the time of a broker that stands still counts for nothing
             pause(LOOK_SECONDS)
             continue
         if holder is None or is_me(holder):
@@ -65,12 +66,12 @@ def is_replaced(
         if is_ours is not None:
             return not is_ours
         now = monotonic()
-        if holder != seen:
-            seen, since, is_over = holder, now, False
+        if not seen:
+            seen, since = holder, now
             logs.warning("the group has another member under my instance id; looking whether it lives", member=holder)
-        elif is_over:  # seen once more after its time: a broker that has just woken up may not have looked at it yet
+        elif holder != seen or is_over:
             return True
-        else:
+        else:  # and once more after its time: a broker that has just woken up may not have looked at it yet
             is_over = now - since > session_seconds
         pause(LOOK_SECONDS)
     return False
