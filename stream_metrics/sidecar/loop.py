@@ -13,7 +13,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn, cast
 
@@ -730,14 +731,16 @@ def batch_size(windows: int) -> int:
     return min(_MAX_BATCH, max(BATCH, windows * RECORDS_A_WINDOW))
 
 
-def _by_partition(messages: list[Message]) -> dict[int, list[Record]]:
-    # A message without error is a Record: the stubs say Optional of what is then always there.
-    partitions = [cast(int, message.partition()) for message in messages]
+def _by_partition(messages: list[Message]) -> Mapping[int, list[Record]]:
+    # A message without error is a Record: the stubs say Optional of what is then always there. Casting each would take
+    # as long as all else here.
+    records = cast(list[Record], messages)
+    partitions = cast(list[int], [message.partition() for message in messages])
     if messages and partitions.count(partitions[0]) == len(partitions):
-        return {partitions[0]: cast(list[Record], messages)}
-    made: dict[int, list[Record]] = {}
-    for partition, message in zip(partitions, messages, strict=True):
-        made.setdefault(partition, []).append(cast(Record, message))
+        return {partitions[0]: records}
+    made: defaultdict[int, list[Record]] = defaultdict(list)
+    for partition, record in zip(partitions, records, strict=True):
+        made[partition].append(record)
     return made
 
 
