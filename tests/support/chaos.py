@@ -274,7 +274,9 @@ class Weather:
         num_faults = 0
         # One of the rare kinds each at a drawn moment, so that no run is without them.
         sure: list[Callable[[], bool]] = [
-            self._pause_broker, self._stop_broker, self._kill_broker, self._add_partition, self._cut_everybody,
+            self._pause_broker, self._stop_broker, self._kill_broker, self._cut_everybody,
+            # Only so many may be added, and chance may have added them all.
+            lambda: self.faults["partition added"] > 0 or self._add_partition(),
         ]  # fmt: skip
         moments = sorted(self._rng.uniform(0.05, 0.9) * seconds for _ in sure)
         self._rng.shuffle(sure)
