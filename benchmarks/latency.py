@@ -23,7 +23,8 @@ from confluent_kafka import Producer
 
 QUIET_SECONDS = 0.5
 RECENT_SECONDS = 0.2
-WARM_UP = 2
+WARM_UP = 5
+"""The broker takes some milliseconds more over the first transactions of a new topic, once over the fourth."""
 
 
 class BareTransactions:
