@@ -9,51 +9,60 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
+
+import numpy as np
 
 from stream_metrics.core.named import ABSENT, NOT_FINITE, NamedNumbers, NamedSamples, number_of
-from stream_metrics.core.packed import NOT_PACKED, doubles, integers
+from stream_metrics.core.numbering import Numbering, RolloutKey
+from stream_metrics.core.packed import NOT_PACKED, finite, integers, some_integers
+from stream_metrics.core.plain import (
+    ABORTED,
+    ABSENT_LENGTH,
+    FAILED,
+    GROUP,
+    LENGTH,
+    REWARD,
+    ROLLOUT,
+    ROW_BYTES,
+    STATUS,
+    TRUNCATED,
+    Rows,
+    is_plain,
+    lengths_of,
+    rows_of,
+    statuses_of,
+)
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.events import MAX_INTEGER, Identifier, SampleFields
 
-__all__ = ["ABSENT", "ABSENT_LENGTH", "NOT_FINITE", "NO_POSITION", "NO_VERSION", "Columns", "RolloutKey", "number_of"]
+__all__ = [
+    "ABORTED",
+    "ABSENT",
+    "ABSENT_LENGTH",
+    "FAILED",
+    "NOT_FINITE",
+    "NO_POSITION",
+    "NO_VERSION",
+    "TRUNCATED",
+    "Columns",
+    "RolloutKey",
+    "number_of",
+]
 
 NO_POSITION: Final = 2**63 - 1
-ABSENT_LENGTH: Final = -(2**63)
 NO_VERSION: Final = -(2**63)
-
-_COMPLETED: Final = 1
-TRUNCATED: Final = 2
-ABORTED: Final = 3
-FAILED: Final = 4
-_OTHER_STATUS: Final = 5
-_STATUS_CODES: Final[dict[str | None, int]] = {
-    None: 0,
-    "completed": _COMPLETED,
-    "truncated": TRUNCATED,
-    "aborted": ABORTED,
-    "failed": FAILED,
-}
-
-_TOO_LONG: Final = -1
-"""What stands in a column for an integer past 64 bits: as invalid as any other negative length."""
 
 _MAX_VERSION_DIGITS: Final = 16
 
 _ROW: Final = 64
 """From so many samples on what a row costs beside its samples is little."""
 
-
-class RolloutKey(NamedTuple):
-    """What tells one rollout of a window from the others."""
-
-    kind: Literal["rollout", "sample", "position"]
-    group_index: Identifier | None
-    identity: Identifier | None
+_PLAIN_BYTES: Final = 512 * ROW_BYTES
+"""Plain samples wait for so many of them: they take no more than twice the memory that they take in columns."""
 
 
 class Columns:
@@ -73,7 +82,6 @@ class Columns:
         values: The numbers that samples carry by name; None while none does.
         components: The numbers in reward objects by name; None while there is none.
         sources: The samples by `data_source`; None while none has one.
-        rollout_group: Per rollout, the number of its group.
         num_raw_rewards: Samples that carry `metadata.raw_reward`, whatever it holds.
         num_mixed_versions: Samples with more than one distinct weight version.
         num_invalid_versions: Samples with such a number that isn't in `oldest_version`.
@@ -81,11 +89,11 @@ class Columns:
     """
 
     __slots__ = (
-        "_by_index",
-        "_by_rollout_id",
         "_first_position",
         "_is_keeping_positions",
         "_max_names",
+        "_numbering",
+        "_plain",
         "_reward_key",
         "_sample_ids",
         "_waiting",
@@ -100,7 +108,6 @@ class Columns:
         "raw_reward",
         "reward",
         "rollout",
-        "rollout_group",
         "sources",
         "status",
         "values",
@@ -120,24 +127,28 @@ class Columns:
         self.values: NamedNumbers | None = None
         self.components: NamedNumbers | None = None
         self.sources: NamedSamples | None = None
-        self.rollout_group = array("i")
         self.num_raw_rewards = 0
         self.num_mixed_versions = 0
         self.num_invalid_versions = 0
         self.first_has_raw_reward = False
         self._first_position: int | None = None
-        self._by_rollout_id = _Groups(self.rollout_group)
-        self._by_index: dict[int, dict[int, int]] = {}
+        self._numbering = Numbering()
         self._sample_ids: set[Identifier] | None = None
         self._waiting: list[SampleFields] = []
+        self._plain = bytearray()
 
     def __len__(self) -> int:
-        return len(self.rollout) + len(self._waiting)
+        return len(self.rollout) + len(self._waiting) + len(self._plain) // ROW_BYTES
+
+    @property
+    def rollout_group(self) -> array[int]:
+        """Per rollout, the number of its group."""
+        return self._numbering.rollout_group
 
     @property
     def groups(self) -> dict[Identifier | None, int]:
         """From `group_index` to the group's number. Cost: O(groups)."""
-        return {group_index: rollouts.group for group_index, rollouts in self._by_rollout_id.items()}
+        return self._numbering.groups
 
     def has_new(self, samples: Sequence[SampleFields]) -> bool:
         """Returns whether `extend` would take at least one of the samples."""
@@ -151,6 +162,8 @@ class Columns:
         """
         if len(samples) >= _ROW:
             return self.extend(samples)
+        if self._plain:
+            self.settle()
         for sample in samples:
             if sample.sample_id is not None:
                 samples = self._without_duplicates(samples)
@@ -164,7 +177,31 @@ class Columns:
         """Takes the samples that wait."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            self._take_row(waiting, is_plain=_is_plain(waiting))
+            self._take_row(waiting, is_plain=is_plain(waiting))
+        elif self._plain:
+            plain, self._plain = self._plain, bytearray()
+            self._take_rows(np.frombuffer(plain, dtype=np.int64).reshape(-1, ROW_BYTES // 8))
+
+    def add_plain(self, rows: memoryview) -> None:
+        """Takes plain samples as `add` takes any.
+
+        Args:
+            rows: The bytes of their `Rows`.
+        """
+        if self._waiting:
+            self._wait_as_rows()
+        self._plain += rows
+        if len(self._plain) >= _PLAIN_BYTES:
+            self.settle()
+
+    def _wait_as_rows(self) -> None:
+        """Lets the samples that wait do so as rows, if they are plain; else takes them."""
+        rows = rows_of(self._waiting)
+        if rows is None:
+            self.settle()
+        else:
+            self._waiting = []
+            self._plain += rows.tobytes()
 
     def extend(self, samples: Sequence[SampleFields]) -> int:
         """Takes samples in log order, duplicates by `sample_id` left out, and returns how many it took.
@@ -173,12 +210,17 @@ class Columns:
 
         Cost: about 0.25 µs a sample in a long row of plain ones, 8 µs for one alone.
         """
-        self.settle()
-        is_plain = _is_plain(samples)
-        if not is_plain:
+        if self._plain:
+            self.settle()
+        are_plain = is_plain(samples)
+        if not are_plain:
             samples = self._without_duplicates(samples)
-        if samples:
-            self._take_row(samples, is_plain=is_plain)
+        waiting = self._waiting
+        if waiting:  # often the first sample of all: alone it wouldn't be worth a table
+            self._waiting = []
+            self._take_row([*waiting, *samples], is_plain=are_plain and is_plain(waiting))
+        elif samples:
+            self._take_row(samples, is_plain=are_plain)
         return len(samples)
 
     def rollout_keys(self) -> list[RolloutKey]:
@@ -186,15 +228,7 @@ class Columns:
 
         Cost: O(rollouts). For people who look into a window; nothing that is computed needs it.
         """
-        group_indices = list(self._by_rollout_id)
-        made = [RolloutKey("position", group_indices[group], None) for group in self.rollout_group]
-        for group_index, rollouts in self._by_rollout_id.items():
-            for rollout_id, number in rollouts.items():
-                made[number] = RolloutKey("rollout", group_index, rollout_id)
-        for group, by_index in self._by_index.items():
-            for index, number in by_index.items():
-                made[number] = RolloutKey("sample", group_indices[group], index)
-        return made
+        return self._numbering.keys()
 
     def _take_row(self, samples: Sequence[SampleFields], *, is_plain: bool) -> None:
         """Takes samples of which none is a duplicate."""
@@ -211,7 +245,24 @@ class Columns:
             self._take_values([sample.values for sample in samples], before)
         self._take_rewards(samples, before)
         self._take_statuses(samples, before)
-        self._take_rollouts(samples)
+        self.rollout.extend(self._numbering.take(samples))
+
+    def _take_rows(self, rows: Rows) -> None:
+        """Takes plain samples."""
+        before = len(self.rollout)
+        self._pad(len(rows), before)
+        self.rollout.extend(self._numbering.take_integers(rows[:, GROUP].copy(), rows[:, ROLLOUT].copy()))
+        self.reward.frombytes(rows[:, REWARD].tobytes())
+        lengths = rows[:, LENGTH]
+        if self.length is None and (lengths != ABSENT_LENGTH).any():
+            self.length = array("q", [ABSENT_LENGTH]) * before
+        if self.length is not None:
+            self.length.frombytes(lengths.tobytes())
+        statuses = rows[:, STATUS].astype(np.uint8)
+        if self.status is None and statuses.any():
+            self.status = bytearray(before)
+        if self.status is not None:
+            self.status += statuses.tobytes()
 
     def _without_duplicates(self, samples: Sequence[SampleFields]) -> Sequence[SampleFields]:
         ids = [sample.sample_id for sample in samples]
@@ -248,29 +299,9 @@ class Columns:
         if self.sources is not None:
             self.sources.extend([None] * count)
 
-    def _take_rollouts(self, samples: Sequence[SampleFields]) -> None:
-        groups = self._by_rollout_id
-        try:
-            self.rollout.extend(integers([groups[sample.group_index][sample.rollout_id] for sample in samples], "i"))
-        except KeyError:  # one has no rollout_id
-            self.rollout.extend(array("i", map(self._number_of, samples)))
-
-    def _number_of(self, sample: SampleFields) -> int:
-        """Returns the number of a sample's rollout, a new one where it is new."""
-        rollouts = self._by_rollout_id[sample.group_index]
-        if sample.rollout_id is not None:
-            return rollouts[sample.rollout_id]
-        if sample.index is None:  # its place in the log is its own: a rollout of one sample
-            return rollouts.new()
-        by_index = self._by_index.setdefault(rollouts.group, {})
-        number = by_index.get(sample.index)
-        if number is None:
-            number = by_index[sample.index] = rollouts.new()
-        return number
-
     def _take_rewards(self, samples: Sequence[SampleFields], before: int) -> None:
         rewards = [sample.reward for sample in samples]
-        made = _finite(rewards)
+        made = finite(rewards)
         if made is not None:
             self.reward.extend(made)
             return
@@ -293,7 +324,7 @@ class Columns:
             self.first_has_raw_reward = _has_raw_reward(samples[0])
         metadata = [sample.metadata for sample in samples]
         raw_rewards = [None if one is None else one.raw_reward for one in metadata]
-        made = _finite(raw_rewards)
+        made = finite(raw_rewards)
         absent = raw_rewards.count(None) if made is None else 0
         if self.raw_reward is None:
             if absent == len(raw_rewards):
@@ -319,7 +350,7 @@ class Columns:
             return
         if self.position is None:
             self.position = array("q", [NO_POSITION]) * before
-        made = _integers(positions)
+        made = some_integers(positions)
         if made is None:
             made = array("q", [NO_POSITION if position is None else _cut(position) for position in positions])
         self.position.extend(made)
@@ -338,26 +369,14 @@ class Columns:
             if _all_none(lengths):
                 return
             self.length = array("q", [ABSENT_LENGTH]) * before
-        made = _integers(lengths)
-        if made is None:
-            made = array(
-                "q",
-                [
-                    ABSENT_LENGTH if length is None else length if abs(length) <= MAX_INTEGER else _TOO_LONG
-                    for length in lengths
-                ],
-            )
-        self.length.extend(made)
+        self.length.extend(lengths_of(lengths))
 
     def _take_statuses(self, samples: Sequence[SampleFields], before: int) -> None:
         if self.status is None:
             if _all_none([sample.status for sample in samples]):
                 return
             self.status = bytearray(before)
-        codes = bytearray([_COMPLETED]) * len(samples)
-        for place in [place for place, sample in enumerate(samples) if sample.status != "completed"]:
-            codes[place] = _STATUS_CODES.get(samples[place].status, _OTHER_STATUS)
-        self.status.extend(codes)
+        self.status.extend(statuses_of(samples))
 
     def _take_versions(self, versions: list[list[Identifier | None] | None], before: int) -> None:
         if self.oldest_version is None:
@@ -407,78 +426,9 @@ class Columns:
             self.values.take_numbers(values, before)
 
 
-class _Rollouts(dict[Identifier | None, int]):
-    """The rollouts of one group, from `rollout_id` to number; one that is new is numbered when it is asked for."""
-
-    __slots__ = ("_rollout_group", "group")
-
-    def __init__(self, group: int, rollout_group: array[int]) -> None:
-        self.group = group
-        self._rollout_group = rollout_group
-
-    def __missing__(self, rollout_id: Identifier | None) -> int:
-        if rollout_id is None:
-            raise KeyError
-        number = self[rollout_id] = len(self._rollout_group)
-        self._rollout_group.append(self.group)
-        return number
-
-    def new(self) -> int:
-        """Returns the number of one more rollout."""
-        number = len(self._rollout_group)
-        self._rollout_group.append(self.group)
-        return number
-
-
-class _Groups(dict[Identifier | None, _Rollouts]):
-    """From `group_index` to the group's rollouts, made when they are asked for; groups are numbered in this order."""
-
-    __slots__ = ("_rollout_group",)
-
-    def __init__(self, rollout_group: array[int]) -> None:
-        self._rollout_group = rollout_group
-
-    def __missing__(self, group_index: Identifier | None) -> _Rollouts:
-        made = self[group_index] = _Rollouts(len(self), self._rollout_group)
-        return made
-
-
-def _is_plain(samples: Sequence[SampleFields]) -> bool:
-    """Returns whether no sample has more than its identity, a reward, a length and a status, as most have."""
-    for sample in samples:  # `any` over a generator takes twice as long
-        if (
-            sample.sample_id is not None
-            or sample.metadata is not None
-            or sample.position is not None
-            or sample.effective_response_length is not None
-            or sample.weight_versions is not None
-            or sample.data_source is not None
-            or sample.values is not None
-        ):
-            return False
-    return True
-
-
 def _all_none(items: Sequence[object]) -> bool:
     # None is found by identity, which is quick; comparing it with all of a list that has none is not.
     return items[0] is None and items.count(None) == len(items)
-
-
-def _finite(numbers: Sequence[Any]) -> array[float] | None:
-    """Returns numbers and booleans as an array, or None where one is no number or their sum isn't finite."""
-    try:
-        made = doubles(numbers)
-        return made if math.isfinite(sum(numbers)) else None
-    except NOT_PACKED:  # no number; an integer past a double
-        return None
-
-
-def _integers(numbers: Sequence[int | None]) -> array[int] | None:
-    """Returns integers as an array, or None where one is None or past 64 bits."""
-    try:
-        return integers(numbers)
-    except NOT_PACKED:
-        return None
 
 
 def _single_versions(versions: Sequence[list[Identifier | None] | None]) -> array[int] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -21,6 +21,7 @@ import msgspec
 
 from stream_metrics.core.catalogue import step_metrics
 from stream_metrics.core.effects import Effect, Notice, NoticeKind, Publish, SetAside
+from stream_metrics.core.lanes import FindWindow, Lanes
 from stream_metrics.core.lifecycle import Happening, State, after
 from stream_metrics.core.record import Record
 from stream_metrics.core.replay_note import (
@@ -77,13 +78,20 @@ RECORDS_A_WINDOW: Final = 4
 """So many records at once, at least, for each window, since each has its own cost."""
 
 _SHORT_ROW: Final = 64
+_SHORT_STRETCH: Final = 16
+"""Where windows are opened after fewer samples than that, sorting them isn't worth it."""
+
+_MAX_IN_LANES: Final = 32_768
+"""Plain samples of several windows are brought to these when there are so many: the more, the less each one costs."""
+
+_LOOKED_AT: Final = 16
+"""So many of the events decoded together, from all over, tell whether they are worth sorting to their windows."""
+
 _MAX_WAITING: Final = 50_000
 """Samples that came in rows so short wait in their windows, as they were decoded, until there are so many of them."""
 
 _FAR_STEPS: Final = 1_000
 """A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""
-
-_FindWindow = Callable[[Event], tuple[Track, Window] | None]
 
 
 class Fold:
@@ -118,6 +126,7 @@ class Fold:
         self._frozen_below = 0
         self._lost_to = start
         self._rows = _Rows()
+        self._lanes = self._rows.lanes
         self._waiting = 0
         self._max_windows = max(_MIN_WINDOWS, settings.max_samples // _SAMPLES_PER_WINDOW)
 
@@ -152,15 +161,68 @@ class Fold:
 
     def _piece(self, record: Record) -> int:
         """Returns how many records to fold together: so many windows as are open should have some each."""
-        size = len(record.value() or b"") + 1
-        return max(_MIN_PIECE, _PIECE_BYTES // size, RECORDS_A_WINDOW * len(self._windows))
+        return max(self._slice(record), RECORDS_A_WINDOW * len(self._windows))
+
+    def _slice(self, record: Record) -> int:
+        """Returns how many records to decode together."""
+        return max(_MIN_PIECE, _PIECE_BYTES // (len(record.value() or b"") + 1))
 
     def _feed(self, records: Sequence[Record]) -> None:
         """Folds records among which there is nothing to look for.
 
         Samples of open windows are taken together, window by window; this changes the speed and nothing else.
         """
-        events = _decoded(records)
+        size = self._slice(records[0])
+        left: list[Event | None] = []
+        begin = 0  # place of the first of what is left
+        for start in range(0, len(records), size):
+            events = _decoded(records if len(records) <= size else records[start : start + size])
+            done = 0
+            for first, end in _mixed(events):
+                if left or done < first:
+                    self._take_each(records[begin : start + first], left + events[done:first])
+                    left = []
+                done = first + self._take_mixed(events[first:end], records[start + first : start + end])
+                begin = start + done
+            left = left + events[done:] if left or done else events
+        if left:
+            self._take_each(records[begin:] if begin else records, left)
+
+    def _take_mixed(self, samples: list[Any], records: Sequence[Record]) -> int:
+        """Takes the samples of these records, of several windows, as far as they are plain, and returns how many."""
+        lanes = self._lanes
+        taken = 0
+        while self._held + len(samples) - taken <= self.settings.max_samples:
+            more = lanes.take(samples[taken:], records[taken:], self._open_window)
+            if more is None:
+                break
+            self._held += more
+            self.counts["samples"] += more
+            begun, taken = taken, taken + more
+            if taken == len(samples) or (begun and more < _SHORT_STRETCH):
+                break
+            self._take_each(records[taken : taken + 1], samples[taken : taken + 1])  # it opens its window
+            taken += 1
+            if taken == len(samples):
+                break
+        if len(lanes) >= _MAX_IN_LANES:
+            self._take_lanes()
+        return taken
+
+    def _take_lanes(self) -> None:
+        """Brings the samples that are in lanes to their windows, which aren't what they should be before."""
+        for (track, window), rows, last in self._lanes.drain():
+            window.add_plain(rows)
+            offset = last.offset()
+            window.last_offset = offset
+            window.last_unix_ms = clock_unix_ms(last.timestamp())
+            if offset > track.last_seen:
+                track.last_seen = offset
+            track.too_late = 0
+
+    def _take_each(self, records: Sequence[Record], events: list[Event | None]) -> None:
+        """Takes events, whatever they are."""
+        self._take_lanes()
         rows = self._rows
         find_row = rows.by_name.get
         find_window = self._open_window
@@ -280,12 +342,13 @@ class Fold:
         return len(self._windows)
 
     def windows(self) -> Iterator[Window]:
-        """Yields the windows in memory, oldest first."""
+        """Yields the windows in memory, oldest first, with all that was fed in them."""
+        self._take_lanes()
         yield from self._windows.values()
 
     def open_windows(self) -> Iterator[Window]:
         """Yields the windows that are not closed, oldest first."""
-        for window in self._windows.values():
+        for window in self.windows():
             if window.state is not State.CLOSED:
                 yield window
 
@@ -364,7 +427,8 @@ class Fold:
 
     def _take(self, record: Record, offset: int, event: Event) -> None:
         self._finish_results()
-        self._rows.forget()
+        if type(event) is StepClose:
+            self._rows.forget()
         if isinstance(event, StepClose) and event.reason not in (None, "closed"):
             self._take_own_marker(record, offset, event)
             return
@@ -578,6 +642,7 @@ class Fold:
         """Forgets a closed window; a correction it still owes is published first."""
         if self._dirty.pop(window.first_offset, None) is not None:
             self._publish(window, is_correction=True)
+        self._rows.forget()
         self._note_bytes -= track.note_bytes
         track.forget(window)
         self._note_bytes += track.note_bytes
@@ -631,7 +696,8 @@ class Fold:
 
         The latter lie above what goes on (one absurd marker, say) and are forgotten alone.
         """
-        self._rows.forget()
+        if any(track.closed for track in self._tracks.values()):
+            self._take_lanes()
         self._next_check = (offset // self._check_every + 1) * self._check_every
         oldest = offset - self.settings.remember_records
         for track in self._tracks.values():
@@ -684,6 +750,7 @@ class Fold:
 
     def _evict(self, offset: int) -> None:
         """Closes and forgets the lowest window of the run and scope that has been open the longest."""
+        self._take_lanes()
         oldest = next(iter(self._windows.values()))
         track = self._by_run[oldest.run_id, oldest.scope]
         window = track.lowest()
@@ -794,17 +861,20 @@ class _Rows:
 
     Attributes:
         by_name: The rows by run, scope, attempt and step as sent; some may have no samples.
+        lanes: Where plain samples of several windows wait.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[tuple[str | None, str | None, int | None, int], _Row] = {}
         self._by_window: dict[int, _Row] = {}
         self._busy: list[_Row] = []
+        self.lanes = Lanes()
 
     def forget(self) -> None:
         """Knows no window any more, since one may not be open now. No row may have samples."""
         self.by_name.clear()
         self._by_window.clear()
+        self.lanes.forget()
 
     def take_busy(self) -> list[tuple[_Row, list[SampleFields], int]]:
         """Returns rows that have something, with their samples and last places, and leaves them without."""
@@ -815,7 +885,7 @@ class _Rows:
         self._busy.clear()
         return made
 
-    def of(self, event: Sample | SampleBatch, find: _FindWindow) -> _Row | None:
+    def of(self, event: Sample | SampleBatch, find: FindWindow) -> _Row | None:
         """Returns the row of the window that an event is for, None where that isn't there and open."""
         name = event.run_id, event.scope, event.attempt, event.step
         row = self.by_name.get(name)
@@ -833,7 +903,7 @@ class _Rows:
             self._busy.append(row)
         return row
 
-    def take_batch(self, event: SampleBatch, place: int, find: _FindWindow) -> bool:
+    def take_batch(self, event: SampleBatch, place: int, find: FindWindow) -> bool:
         """Takes several samples where their window is there and open, and returns whether it did."""
         row = self.of(event, find)
         if row is None:
@@ -856,6 +926,26 @@ def _decoded(records: Sequence[Record]) -> list[Event | None]:
         except NOT_DECODED:
             made.append(None)
     return made
+
+
+def _mixed(events: Sequence[Event | None]) -> list[tuple[int, int]]:
+    """Returns where single samples of several windows are together, so many that it is worth looking closer."""
+    if len(events) < _SHORT_ROW or _are_alike(events[:: len(events) // _LOOKED_AT]):
+        return []
+    kinds = list(map(type, events))
+    if kinds.count(Sample) == len(kinds):
+        return [(0, len(kinds))]
+    others = [place for place, kind in enumerate(kinds) if kind is not Sample]
+    bounds = zip([-1, *others], [*others, len(events)], strict=True)
+    return [(before + 1, end) for before, end in bounds if end - before > _SHORT_ROW]
+
+
+def _are_alike(events: Sequence[Event | None]) -> bool:
+    """Returns whether all of these few are of one window, or none is a single sample."""
+    first = events[0]
+    if type(first) is not Sample:
+        return not any(type(event) is Sample for event in events)
+    return all(type(event) is Sample and event.step == first.step and event.run_id == first.run_id for event in events)
 
 
 def _run(event: Event) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from collections.abc import Sequence
@@ -23,3 +24,20 @@ def integers(numbers: Sequence[Any], code: str = "q") -> array[int]:
     made = array(code)
     made.frombytes(struct.pack(f"{len(numbers)}{code}", *numbers))
     return made
+
+
+def finite(numbers: Sequence[Any]) -> array[float] | None:
+    """Returns numbers and booleans as an array, or None where one is no number or their sum isn't finite."""
+    try:
+        made = doubles(numbers)
+        return made if math.isfinite(sum(numbers)) else None
+    except NOT_PACKED:  # no number; an integer past a double
+        return None
+
+
+def some_integers(numbers: Sequence[int | None]) -> array[int] | None:
+    """Returns integers as an array, or None where one is None or past 64 bits."""
+    try:
+        return integers(numbers)
+    except NOT_PACKED:
+        return None

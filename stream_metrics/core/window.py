@@ -155,6 +155,10 @@ class Window:
             self.change()
         return taken
 
+    def add_plain(self, rows: memoryview) -> None:
+        """Takes plain samples of an open window, as rows: none of them is a duplicate."""
+        self._columns.add_plain(rows)
+
     def has_new(self, samples: Sequence[SampleFields]) -> bool:
         """Returns whether `add` would take at least one of the samples."""
         return self._columns.has_new(samples)

@@ -99,6 +99,79 @@ def test_messagepack_and_json_may_share_a_batch():
     assert counts["samples"] == 31 and counts["dead_letters_undecodable"] == 1 and len(effects) == 2
 
 
+def mixed_log(seed: int, events: int = 1_000) -> MemoryLog:
+    """Returns a log of steps of two runs that come and go: plain samples, and what may come between."""
+    log, rng = MemoryLog(), random.Random(seed)
+    rewards = [0.5, 1, True, None, -0.0, 1e308, 10**400, "NaN"]
+    first, attempt = 0, 0
+    for number in range(events):
+        run, step = f"r{rng.randrange(2)}", first + rng.randrange(4)
+        chance = rng.random()
+        if chance < 0.992:
+            fields = {"run_id": run, "group_index": step % 4, "rollout_id": rng.randrange(40), "attempt": attempt}
+            if chance < 0.3:
+                fields["status"] = rng.choice(["completed", "truncated", "aborted", "failed", "other"])
+            if chance < 0.6:
+                fields["response_length"] = rng.choice([5, 2**53, -(2**63), 2**70, None])
+            if chance < 0.0005:
+                fields["rollout_id"] = "text"
+            log.append(sample(step, rng.choice(rewards[:6]), **fields), unix_ms=10**12 + number)
+        elif chance < 0.996:
+            log.append(close(first, run_id=run, attempt=attempt), unix_ms=10**12 + number)
+            first += 1
+        elif chance < 0.997:
+            log.append(sample(step, 1.0, run_id=run, sample_id=number % 7, attempt=attempt))
+            log.append(sample(max(0, first - 1), 1.0, run_id=run, attempt=attempt))  # late
+        elif chance < 0.998:
+            log.append(b'{"type":"sample","step":%d,"run_id":"r1","reward":1e400}' % step, skip_offsets=2)
+        elif chance < 0.999:
+            attempt += 1
+        else:
+            log.append(samples(step, [{"reward": 0.25, "rollout_id": 3}] * 4, run_id=run, attempt=attempt))
+    for step in range(first, first + 4):
+        for run in ("r0", "r1"):
+            log.append(close(step, run_id=run, attempt=attempt))
+    return log
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "settings", [{"rollout_reward": "last"}, {"remember_records": 3_200, "remember_steps": 1}, {"max_samples": 400}]
+)
+def test_plain_samples_of_many_windows_fold_as_each_alone_would(monkeypatch, seed, settings):
+    monkeypatch.setattr("stream_metrics.core.fold._MAX_IN_LANES", 250)
+    monkeypatch.setattr("stream_metrics.core.fold._PIECE_BYTES", 40_000)
+    assert_the_same_in_any_batches(mixed_log(seed), **settings)
+
+
+def test_a_run_whose_samples_wait_for_others_has_been_seen():
+    log, rng = MemoryLog(), random.Random(6)
+    for event in (sample(0, 1.0), close(0), *(sample(step, 0.0, rollout_id=0) for step in range(1, 5))):
+        log.append(event)
+    for _ in range(2_500):
+        log.append(sample(rng.randrange(1, 5), 1.0, group_index=0, rollout_id=rng.randrange(9)))
+    log.append(sample(0, 0.0))
+    assert_the_same_in_any_batches(log, remember_records=1_600)
+
+
+def test_what_is_looked_at_between_batches_is_as_if_each_record_came_alone():
+    log = mixed_log(3)
+    alone, together = (Fold(FoldSettings(), log.topic, log.partition) for _ in range(2))
+    for batch, start in enumerate(range(0, len(log.records), 90)):
+        records = log.records[start : start + 90]
+        for record in records:
+            alone.feed([record])
+        together.feed(records)
+        assert together.held_samples == alone.held_samples
+        if batch % 3 == 2:  # not each time, so that samples are kept from one batch to the next
+            for one, other in zip(alone.open_windows(), together.open_windows(), strict=True):
+                assert (one.step, len(one)) == (other.step, len(other))
+                assert (one.last_offset, one.last_unix_ms) == (other.last_offset, other.last_unix_ms)
+        if batch % 4 == 3:
+            next_offset = records[-1].offset() + 1
+            assert together.note(next_offset) == alone.note(next_offset)
+
+
 def test_samples_that_wait_for_others_are_bounded(monkeypatch):
     monkeypatch.setattr("stream_metrics.core.fold._MAX_WAITING", 100)
     log, rng = MemoryLog(), random.Random(5)
