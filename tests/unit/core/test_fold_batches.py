@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from stream_metrics.core.fold import Fold
+from stream_metrics.core.replay_note import decode_note
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.testing import MemoryLog, close, sample, samples
 
@@ -142,6 +143,26 @@ def test_plain_samples_of_many_windows_fold_as_each_alone_would(monkeypatch, see
     monkeypatch.setattr("stream_metrics.core.fold._MAX_IN_LANES", 250)
     monkeypatch.setattr("stream_metrics.core.fold._PIECE_BYTES", 40_000)
     assert_the_same_in_any_batches(mixed_log(seed), **settings)
+
+
+@pytest.mark.parametrize("cut", [200, 450, 700, 950])
+def test_a_replay_takes_samples_of_many_windows_as_the_fold_before_it_did(cut):
+    log, settings = mixed_log(3), FoldSettings()
+    before = Fold(settings, log.topic, log.partition)
+    before.feed(log.records[:cut])
+    before.take_effects()
+    before.take_corrections()
+    note = before.note(log.records[cut].offset())
+    after = Fold.from_note(settings, log.topic, log.partition, decode_note(note.encode()))
+    after.feed(log.between(note.replay_from, log.records[cut].offset()))
+    after.end_replay()
+    assert after.digest() == note.windows
+    assert not after.counts
+    told = []
+    for fold in (before, after):
+        fold.feed(log.records[cut:])
+        told.append((fold.take_effects(), fold.take_corrections(), fold.held_samples))
+    assert told[0] == told[1]
 
 
 def test_a_run_whose_samples_wait_for_others_has_been_seen():
