@@ -146,7 +146,6 @@ class Fold:
 
     def feed(self, records: Sequence[Record]) -> None:
         """Folds records in the order of their offsets."""
-        self._forgotten.clear()
         start = 0
         while start < len(records):
             end = min(len(records), start + self._piece(records[start]))
@@ -427,6 +426,7 @@ class Fold:
 
     def _take(self, record: Record, offset: int, event: Event) -> None:
         self._finish_results()
+        self._forgotten.clear()
         if type(event) is StepClose:
             self._rows.forget()
         if isinstance(event, StepClose) and event.reason not in (None, "closed"):
@@ -647,7 +647,7 @@ class Fold:
         track.forget(window)
         self._note_bytes += track.note_bytes
         del self._windows[window.first_offset]
-        self._forgotten.append(window)  # taking it apart takes a while, and results wait to be published
+        self._forgotten.append(window)  # it is taken apart with the next event: that takes a while, and results wait
         window.state = after(window.state, Happening.FORGET)
         self._held -= len(window)
 
