@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stream_metrics.core.named import number_of
 from stream_metrics.core.packed import NOT_PACKED, finite, integers, some_integers
-from stream_metrics.events import MAX_INTEGER, SampleFields
+from stream_metrics.events import SampleFields
 
 ABSENT_LENGTH: Final = -(2**63)
 _TOO_LONG: Final = -1
@@ -85,14 +85,15 @@ def rows_of(samples: Sequence[SampleFields]) -> Rows | None:
 
 
 def lengths_of(lengths: Sequence[int | None]) -> array[int]:
-    """Returns the lengths with `ABSENT_LENGTH` for None."""
+    """Returns the lengths with `ABSENT_LENGTH` for None; whoever sends that number itself sends none."""
     made = some_integers(lengths)
-    if made is not None and np.frombuffer(made, dtype=np.int64).min() != ABSENT_LENGTH:
+    if made is not None:
         return made
-    return array(
-        "q",
-        [ABSENT_LENGTH if one is None else one if abs(one) <= MAX_INTEGER else _TOO_LONG for one in lengths],
-    )
+    return array("q", [ABSENT_LENGTH if one is None else one if _fits(one) else _TOO_LONG for one in lengths])
+
+
+def _fits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
 
 
 def statuses_of(samples: Sequence[SampleFields]) -> bytearray:

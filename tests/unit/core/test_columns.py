@@ -163,11 +163,12 @@ def test_integers_past_64_bits_are_taken_without_an_error() -> None:
     assert columns.num_invalid_versions == 3
 
 
-def test_the_lowest_integer_of_64_bits_is_no_missing_length_whatever_comes_beside_it() -> None:
-    lowest = sample(response_length=-(2**63))
-    for columns in (columns_of([lowest], [sample()]), columns_of([lowest, sample()])):
-        assert columns.length is not None
-        assert columns.length.tolist() == [-1, ABSENT_LENGTH]
+def test_a_length_is_taken_alike_whatever_comes_beside_it() -> None:
+    lengths = [-(2**63), 1 - 2**63, -1, 2**53, 2**63 - 1, 2**63, -(2**63) - 1]
+    for length in lengths:
+        alone = columns_of([sample(response_length=length)], [sample()]).length
+        together = columns_of([sample(response_length=length), sample()]).length
+        assert alone == together
 
 
 def test_the_effective_length_counts_where_it_is_sent() -> None:
