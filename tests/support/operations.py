@@ -187,7 +187,7 @@ class Operated:
 
 def _done(futures: dict[Any, Future[Any]]) -> None:
     for future in futures.values():
-        future.result(30)
+        future.result(DEADLINE_SECONDS)
 
 
 def record(event: Event, run_id: str | None = None, partition: int = 0) -> NewRecord:

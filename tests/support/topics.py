@@ -71,7 +71,7 @@ def create_topic(
     name = unique_name(prefix)
     admin = AdminClient({"bootstrap.servers": bootstrap, **_QUIET})
     made = admin.create_topics([NewTopic(name, partitions, config=dict(config or {}))], request_timeout=30)
-    made[name].result(30)
+    made[name].result(DEADLINE_SECONDS)
 
     def has_leaders() -> bool:
         topic = admin.list_topics(name, timeout=10).topics[name]
@@ -101,13 +101,13 @@ def produce_transaction(
         {"bootstrap.servers": bootstrap, "transactional.id": transactional_id or unique_name("txn"), **_QUIET}
     )
     producer.list_topics(topic, timeout=30)  # as in `produce`
-    producer.init_transactions(30)
+    producer.init_transactions(DEADLINE_SECONDS)
     producer.begin_transaction()
     _send(producer, topic, records)
     if commit:
-        producer.commit_transaction(30)
+        producer.commit_transaction(DEADLINE_SECONDS)
     else:
-        producer.abort_transaction(30)
+        producer.abort_transaction(DEADLINE_SECONDS)
 
 
 def read_topic(
@@ -181,7 +181,7 @@ def _send(producer: Producer, topic: str, records: Iterable[NewRecord | bytes]) 
                 break
             except BufferError:
                 producer.poll(0.1)
-    left = producer.flush(30)
+    left = producer.flush(DEADLINE_SECONDS)
     if left or failures:
         raise AssertionError(f"{topic}: {left} records not delivered in time, {len(failures)} refused: {failures[:3]}")
 

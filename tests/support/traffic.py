@@ -241,7 +241,7 @@ class Flow:
         self._producer.list_topics(topic, timeout=30)  # connected before the clock of anything starts
         self._is_transactional = transactional_id is not None
         if self._is_transactional:
-            self._producer.init_transactions(30)
+            self._producer.init_transactions(DEADLINE_SECONDS)
         self._topic = topic
         self._traffic = traffic
         self._portion = max(1, int(records_per_second * self._PORTION_SECONDS))
@@ -288,9 +288,9 @@ class Flow:
         self._producer.begin_transaction()
         self._write(records)
         if is_aborted:
-            self._producer.abort_transaction(30)
+            self._producer.abort_transaction(DEADLINE_SECONDS)
         else:
-            self._producer.commit_transaction(30)
+            self._producer.commit_transaction(DEADLINE_SECONDS)
 
     def _write(self, records: Iterable[NewRecord]) -> None:
         failures: list[object] = []

@@ -180,6 +180,7 @@ def test_an_older_attempt_never_reaches_the_sink_even_after_a_restart() -> None:
 
 
 def test_tombstones_and_records_that_are_no_results_are_passed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)  # whatever an earlier test has set
     client = Client([None, b"{}", b'{"type":"sample","step":1}', b"\xff", value(1)])
     assert run(client).unreadable == 3
     assert client.calls == ["write 1", "flush", "commit 5"]

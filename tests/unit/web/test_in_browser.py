@@ -209,6 +209,7 @@ def test_no_name_from_outside_becomes_html(browser: Browser, page: Served, name:
 def test_nothing_is_asked_of_anybody_else(browser: Browser, page: Served) -> None:
     page.board.take_results(steps())
     letter(page)
+    browser.open("about:blank")  # the page of the test before asks nothing more
     browser.requests()
     browser.open(page.url)
     browser.wait_for_text("#readout", "step 59")
