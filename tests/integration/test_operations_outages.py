@@ -89,6 +89,7 @@ def test_a_broker_that_falls_silent_without_hanging_up_makes_an_idle_sidecar_not
         }
         sidecar.start_ready(bootstrap_servers=stoppable_broker.proxied_bootstrap, **patience)
         sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 200, "ready")
+        sidecar.wait_until(lambda: sidecar.deployment.committed(is_stable=True)[0] == 0, "its only commit")
         proxy.change("it", Line(is_held=True))
         sidecar.wait_until(lambda: sidecar.get("/readyz")[0] == 503, "not ready")
         assert json.loads(sidecar.get("/readyz")[1])["reason"] == "the broker is away"
