@@ -130,19 +130,30 @@ class Sidecar:
         while not self._is_stopping:
             began = self._monotonic()
             try:
-                self._start_as_configured()
-                self._turn_until_stopped()
-            except StoppingError:
-                pass
-            except RestartError as error:
-                if error.is_replaced_perhaps:
+                why, is_replaced_perhaps = self._work()
+                if is_replaced_perhaps:
                     self._raise_if_replaced()
-                self._metrics.restarts.inc()
-                pause = 0.0 if self._monotonic() - began > 60 else min(pause * 2 + 0.1, 10.0)
-                logs.warning("beginning anew from the committed offsets", why=str(error), in_seconds=pause)
+                if why:
+                    self._metrics.restarts.inc()
+                    pause = 0.0 if self._monotonic() - began > 60 else min(pause * 2 + 0.1, 10.0)
+                    logs.warning("beginning anew from the committed offsets", why=why, in_seconds=pause)
             finally:
                 self._close()
             self._pause(pause)
+
+    def _work(self) -> tuple[str, bool]:
+        """Works until a stop or until it must begin anew; returns why, and whether it may have been replaced.
+
+        Not the exception itself: see `transactions._failure` for what calls of the client keep while one is handled.
+        """
+        try:
+            self._start_as_configured()
+            self._turn_until_stopped()
+        except StoppingError:
+            pass
+        except RestartError as error:
+            return str(error), error.is_replaced_perhaps
+        return "", False
 
     def _raise_if_replaced(self) -> None:
         """Asks until it is known whether another replica has our instance id by now.
@@ -630,13 +641,12 @@ class Sidecar:
             self._has_joined = False
             self._drop(consumer, partitions, "lost")
             self._raise_unless_free_to_join()
-        except RestartError as error:
+        except BaseException as error:
             self._keep_failure(error)
+        if isinstance(self._failure, RestartError):
             # Before this callback ends, or the client joins again by itself. It fails where the client knows already.
             with suppress(KafkaException):
                 consumer.unsubscribe()
-        except BaseException as error:
-            self._keep_failure(error)
 
     def _raise_unless_free_to_join(self) -> None:
         """Asks the group once; what takes longer isn't for a callback.

@@ -198,21 +198,17 @@ class Transactions:
         producer = self._producer
         self._begun_at = time.monotonic()
         self._is_wait_said = False
-        try:
-            self._call(producer.begin_transaction)
+        failure = _failure(self._call, producer.begin_transaction)
+        if failure is None:
             offsets_are_sent = self._send(offsets, consumer) if offsets else None
-            try:
-                for record in records:
-                    self._produce(record)
-                while _served(producer.flush, CALL_SECONDS / 4):
-                    self._wait()
-            finally:
+            failure = _failure(self._write, records)
+            if offsets_are_sent is not None:
                 # Also where something failed: it may be for what the offsets met, and two calls at once are refused.
-                if offsets_are_sent is not None:
-                    self._call(offsets_are_sent)
-            self._call(producer.commit_transaction, CALL_SECONDS)
-        except CLIENT_ERRORS as error:
-            self._abort(client_error(error))
+                failure = _failure(self._call, offsets_are_sent) or failure
+        if failure is None:
+            failure = _failure(self._call, producer.commit_transaction, CALL_SECONDS)
+        if failure is not None:
+            self._abort(failure)
         self._was_init_slow = False
         if self._is_wait_said:
             logs.info("the transaction has gone through", after_seconds=round(time.monotonic() - self._begun_at, 1))
@@ -271,6 +267,12 @@ class Transactions:
         self._aside.close()
         self._producer.purge()
 
+    def _write(self, records: Iterable[OutRecord]) -> None:
+        for record in records:
+            self._produce(record)
+        while _served(self._producer.flush, CALL_SECONDS / 4):
+            self._wait()
+
     def _produce(self, record: OutRecord) -> None:
         partition = record.partition
         if partition is None and record.run_id is not None:
@@ -321,17 +323,16 @@ class Transactions:
         if meaning(error) is Meaning.LOST or error.fatal():
             self._raise_lost(error)
         too_large, self._too_large = self._too_large, []
-        try:
-            self._call(self._producer.abort_transaction, CALL_SECONDS)
-        except CLIENT_ERRORS as aborting:
-            self._raise_lost(client_error(aborting))
+        aborting = _failure(self._call, self._producer.abort_transaction, CALL_SECONDS)
+        if aborting is not None:
+            self._raise_lost(aborting)
         if meaning(error) is Meaning.FENCED:
-            raise RestartError(LATE_JOIN) from None  # see is_ours: another replica would have kept us from aborting
+            raise RestartError(LATE_JOIN)  # see is_ours: another replica would have kept us from aborting
         if meaning(error) is Meaning.REFUSED:
-            raise refused(error, f"transacting as {self.transactional_id!r}") from None
+            raise refused(error, f"transacting as {self.transactional_id!r}")
         if too_large or error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            raise TooLargeError(", ".join(sorted(set(too_large)))) from None
-        raise AbortedError(error.str()) from None
+            raise TooLargeError(", ".join(sorted(set(too_large))))
+        raise AbortedError(error.str())
 
     def _raise_lost(self, error: KafkaError) -> None:
         if self._is_another_replica(error):
@@ -397,6 +398,19 @@ def broker_answers(config: dict[str, Any]) -> bool:
         return bool(AdminClient({**plain, "log_level": 0}).list_topics(timeout=CALL_SECONDS).brokers)
     except CLIENT_ERRORS:
         return False
+
+
+def _failure(function: Callable[..., Any], *arguments: Any) -> KafkaError | None:
+    """Returns what the client says has failed, None where nothing has, and leaves no exception under way.
+
+    An error that the client raises while another exception is handled refers to it, unseen by the garbage collector:
+    that exception, the frames it went through and the clients in them would stay for good.
+    """
+    try:
+        function(*arguments)
+    except CLIENT_ERRORS as error:
+        return client_error(error)
+    return None
 
 
 def _served(function: Callable[..., Any], *arguments: Any) -> Any:

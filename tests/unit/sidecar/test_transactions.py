@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -315,3 +318,18 @@ def test_who_was_slow_to_be_given_its_identity_may_have_fenced_itself_once(
     bench.producer.errors["send"] = [FENCED_PRODUCER]
     with pytest.raises(FencedError):
         bench.run()
+
+
+def test_a_producer_that_failed_is_free_once_it_is_dropped() -> None:
+    def fail() -> weakref.ref[Transactions]:
+        transactions = Transactions(
+            {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "a", 10.0, lambda: False, lambda: None
+        )
+        with suppress(RestartError):
+            transactions.run([], [], None)  # type: ignore[arg-type]  # neither begins nor aborts: it isn't initialised
+        transactions.close()
+        return weakref.ref(transactions)
+
+    is_alive = fail()
+    gc.collect()
+    assert is_alive() is None
