@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 
 import msgspec
 import pytest
 
 from stream_metrics.core.effects import Publish, SetAside
 from stream_metrics.core.fold import Fold
+from stream_metrics.core.lanes import Lanes
 from stream_metrics.core.replay_note import decode_note
 from stream_metrics.core.settings import FoldSettings
 from support.random_logs import random_log
@@ -142,3 +144,26 @@ def test_a_crash_at_any_commit_changes_nothing_that_is_published(chunk, monkeypa
         except BaseException as error:
             error.add_note(f"schedule with seed {seed}")
             raise
+
+
+def plain_ids(rng: random.Random) -> dict[str, int]:
+    return {"rollout_id": rng.randrange(3), "group_index": rng.choice([0, 0, 1])}
+
+
+@pytest.mark.parametrize("most_in_lanes", [3, 100])
+def test_nor_does_it_where_plain_samples_of_several_windows_wait_to_be_sorted(most_in_lanes, monkeypatch):
+    monkeypatch.setattr("support.random_logs._ids", plain_ids)
+    monkeypatch.setattr("stream_metrics.core.fold.step_metrics", contents_for_metrics)
+    for name, few in {"_SHORT_ROW": 2, "_SHORT_STRETCH": 1, "_LOOKED_AT": 2, "_MAX_IN_LANES": most_in_lanes}.items():
+        monkeypatch.setattr(f"stream_metrics.core.fold.{name}", few)
+    drained = Counter()
+    drain = Lanes.drain
+
+    def counted(lanes: Lanes):
+        drained["samples"] += len(lanes)
+        return drain(lanes)
+
+    monkeypatch.setattr(Lanes, "drain", counted)
+    for seed in range(SCHEDULES // 20):
+        run_schedule(seed)
+    assert drained["samples"] > SCHEDULES // 20
