@@ -183,7 +183,7 @@ class Transactions:
         """Writes records and commits offsets in one transaction; returns when it is committed.
 
         Args:
-            records: What to write; may be made as they are asked for, while the offsets are on their way.
+            records: What to write; made as they are asked for, while the offsets are on their way.
             offsets: What to commit; may be none.
             consumer: Who read up to there.
 
@@ -199,12 +199,13 @@ class Transactions:
         self._begun_at = time.monotonic()
         self._is_wait_said = False
         failure = _failure(self._call, producer.begin_transaction)
+        if failure is None and offsets:
+            offsets_are_sent = self._send(offsets, consumer)
+            # Made meanwhile and no more: given records at that moment, the client has ended the process.
+            records = list(records)
+            failure = _failure(self._call, offsets_are_sent)
         if failure is None:
-            offsets_are_sent = self._send(offsets, consumer) if offsets else None
             failure = _failure(self._write, records)
-            if offsets_are_sent is not None:
-                # Also where something failed: it may be for what the offsets met, and two calls at once are refused.
-                failure = _failure(self._call, offsets_are_sent) or failure
         if failure is None:
             failure = _failure(self._call, producer.commit_transaction, CALL_SECONDS)
         if failure is not None:
