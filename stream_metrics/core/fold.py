@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -97,16 +97,13 @@ _FAR_STEPS: Final = 1_000
 class Fold:
     """The state of one input partition.
 
-    Args:
-        start: Offset of the first record it will be fed; what came before is taken for lost.
-
     Attributes:
         settings: What it needs to know beside the log.
         counts: How often what has happened, for self-metrics; replaying counts nothing.
         is_replaying: Whether it rebuilds what was in memory, silently.
     """
 
-    def __init__(self, settings: FoldSettings, topic: str, partition: int, start: int = 0) -> None:
+    def __init__(self, settings: FoldSettings, topic: str, partition: int) -> None:
         self.settings = settings
         self.topic = topic
         self.partition = partition
@@ -124,7 +121,7 @@ class Fold:
         self._check_every = max(1, settings.remember_records // _CHECKS_PER_MEMORY)
         self._next_check = 0
         self._frozen_below = 0
-        self._lost_to = start
+        self._lost_to = 0
         self._rows = _Rows()
         self._lanes = self._rows.lanes
         self._waiting = 0
@@ -212,12 +209,7 @@ class Fold:
         """Brings the samples that are in lanes to their windows, which aren't what they should be before."""
         for (track, window), rows, last in self._lanes.drain():
             window.add_plain(rows)
-            offset = last.offset()
-            window.last_offset = offset
-            window.last_unix_ms = clock_unix_ms(last.timestamp())
-            if offset > track.last_seen:
-                track.last_seen = offset
-            track.too_late = 0
+            _see(track, window, last)
 
     def _take_each(self, records: Sequence[Record], events: list[Event | None]) -> None:
         """Takes events, whatever they are."""
@@ -298,14 +290,8 @@ class Fold:
             return
         taken = 0
         for row, samples, last_place in rows:
-            window, track, last = row.window, row.track, records[last_place]
-            taken += window.add(samples)
-            offset = last.offset()
-            window.last_offset = offset
-            window.last_unix_ms = clock_unix_ms(last.timestamp())
-            if offset > track.last_seen:
-                track.last_seen = offset
-            track.too_late = 0
+            taken += row.window.add(samples)
+            _see(row.track, row.window, records[last_place])
             if len(samples) < _SHORT_ROW:
                 self._waiting += len(samples)
         self.counts["samples"] += taken
@@ -416,9 +402,7 @@ class Fold:
         self.freeze(end)
         self._lost_to = max(self._lost_to, end)
         for track in self._tracks.values():
-            self._note_bytes -= track.note_bytes
-            track.lose()
-            self._note_bytes += track.note_bytes
+            self._change(track, track.lose)
         for window in self.open_windows():
             window.may_be_short = True
 
@@ -592,7 +576,7 @@ class Fold:
         if self.is_replaying:
             return
         if track.whole_from < 0 and window.is_closed_by_all and window.first_offset >= self._lost_to:
-            self._become_whole(track, offset)
+            self._change(track, track.become_whole, offset)
         while track.closed > self.settings.remember_steps:
             lowest = track.lowest()
             if lowest is None or lowest.state is not State.CLOSED:
@@ -643,9 +627,7 @@ class Fold:
         if self._dirty.pop(window.first_offset, None) is not None:
             self._publish(window, is_correction=True)
         self._rows.forget()
-        self._note_bytes -= track.note_bytes
-        track.forget(window)
-        self._note_bytes += track.note_bytes
+        self._change(track, track.forget, window)
         del self._windows[window.first_offset]
         self._forgotten.append(window)  # it is taken apart with the next event: that takes a while, and results wait
         window.state = after(window.state, Happening.FORGET)
@@ -669,9 +651,7 @@ class Fold:
         for window in windows:
             self._forget(track, window)
             run_id, scope = window.run_id, window.scope
-        self._note_bytes -= track.note_bytes
-        track.raise_attempt(attempt)
-        self._note_bytes += track.note_bytes
+        self._change(track, track.raise_attempt, attempt)
         if windows:
             self._effects.append(
                 Notice("attempt_superseded", run_id, scope, attempt, None, f"attempt {attempt} begins, {older} is over")
@@ -770,9 +750,10 @@ class Fold:
 
     # --- tracks --------------------------------------------------------------------------------------------------
 
-    def _become_whole(self, track: Track, offset: int) -> None:
+    def _change(self, track: Track, change: Callable[..., None], *arguments: Any) -> None:
+        """Makes a change to a track by which its floor may take more or less of the note."""
         self._note_bytes -= track.note_bytes
-        track.become_whole(offset)
+        change(*arguments)
         self._note_bytes += track.note_bytes
 
     def _find(self, event: Event) -> Track | None:
@@ -951,6 +932,16 @@ def _are_alike(events: Sequence[Event | None]) -> bool:
 def _run(event: Event) -> tuple[str, str]:
     run_id, scope = event.run_id, event.scope
     return (DEFAULT_RUN_ID if run_id is None else run_id, DEFAULT_SCOPE if scope is None else scope)
+
+
+def _see(track: Track, window: Window, last: Record) -> None:
+    """Notes the last record of some that brought samples to an open window."""
+    offset = last.offset()
+    window.last_offset = offset
+    window.last_unix_ms = clock_unix_ms(last.timestamp())
+    if offset > track.last_seen:
+        track.last_seen = offset
+    track.too_late = 0
 
 
 def _offset_of(record: Record) -> int:

@@ -14,11 +14,9 @@ The rules:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,8 +25,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from stream_metrics.producers.client import RolloutProducer
+from stream_metrics.producers.follow_state import STATE_NAME, SayOnce, StateFile
 
-STATE_NAME: Final = ".stream-metrics-follow.json"
 MAX_PENDING: Final = 20_000
 """Samples not acknowledged past which reading pauses: the files keep the rest better than memory does."""
 
@@ -189,14 +187,19 @@ class Follower:
         self._layout = layout
         self._make_producer = make_producer
         self._scope = scope
-        self._state = state or directory / STATE_NAME
+        self._say = SayOnce()
+        self._state = StateFile(state or directory / STATE_NAME, self._say)
         self._settle_seconds = settle_seconds
         self._clock = clock
         self._unix_ms = unix_ms
         self._files: dict[str, _File] = {}
-        self._said: set[str] = set()
-        remembered = self._read_state()
-        self.attempt: int = attempt if attempt is not None else remembered or unix_ms()
+        self.attempt = 0
+        if not self._state.read(self._take_state):
+            self._files.clear()
+        if attempt is not None:
+            self.attempt = attempt
+        elif not self.attempt:
+            self.attempt = unix_ms()
         self.producer = make_producer(self.attempt)
 
     def look(self) -> bool:
@@ -299,19 +302,11 @@ class Follower:
     def _scope_of(self, entry: _File) -> str | None:
         return entry.scope if entry.scope is not None else self._scope
 
-    def _read_state(self) -> int | None:
-        try:
-            state = json.loads(self._state.read_bytes())
-            for name, (scope, step, attempt, size, modified_ns, lines, tail) in state["closed"].items():
-                self._files[name] = _File(scope, step, size, lines, size, modified_ns, tail=tail, attempt=attempt)
-                self._files[name].is_closed = self._files[name].is_done = True
-            return int(state["attempt"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.warning("%s can't be used, so all steps that are there are sent again: %s", self._state, error)
-            self._files.clear()
-            return None
+    def _take_state(self, state: Any) -> None:
+        for name, (scope, step, attempt, size, modified_ns, lines, tail) in state["closed"].items():
+            self._files[name] = _File(scope, step, size, lines, size, modified_ns, tail=tail, attempt=attempt)
+            self._files[name].is_closed = self._files[name].is_done = True
+        self.attempt = int(state["attempt"])
 
     def _remember(self) -> None:
         waiting = [entry for entry in self._files.values() if entry.is_closed and not entry.is_done]
@@ -324,19 +319,7 @@ class Follower:
             for name, entry in self._files.items()
             if entry.is_done
         }
-        beside = self._state.with_name(f"{self._state.name}.{os.getpid()}")
-        try:
-            beside.write_text(json.dumps({"attempt": self.attempt, "closed": closed}), encoding="utf-8")
-            beside.replace(self._state)
-        except OSError as error:
-            self._say("state", "%s can't be written, so a restart sends all steps again: %s", self._state, error)
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
-
-    def _say(self, cause: str, message: str, *arguments: object) -> None:
-        if cause not in self._said:
-            self._said.add(cause)
-            _log.warning(message, *arguments)
+        self._state.write({"attempt": self.attempt, "closed": closed})
 
 
 def _prime_reward(trace: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

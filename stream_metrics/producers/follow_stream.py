@@ -17,10 +17,8 @@ Written against `prime_rl/monitors/file` of prime-rl at commit 048a6e2 and what 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +26,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stream_metrics.producers.client import RolloutProducer
-from stream_metrics.producers.follow import MAX_PENDING, STATE_NAME
+from stream_metrics.producers.follow import MAX_PENDING
+from stream_metrics.producers.follow_state import STATE_NAME, SayOnce, StateFile
 
 EPISODES: Final = "stream.index.jsonl"
 BATCHES: Final = Path("annotations", "orchestrator.index.jsonl")
@@ -79,7 +78,8 @@ class StreamFollower:
         self._directory = directory
         self._make_producer = make_producer
         self._scope = scope
-        self._state = state or directory / STATE_NAME
+        self._say = SayOnce()
+        self._state = StateFile(state or directory / STATE_NAME, self._say)
         self._settle_seconds = settle_seconds
         self._clock = clock
         self._unix_ms = unix_ms
@@ -90,9 +90,12 @@ class StreamFollower:
         self._scopes: dict[str, _Scope] = {}
         self._producers: dict[str, RolloutProducer] = {}
         self._sent = [0, 0]
-        self._said: set[str] = set()
         self._remembered = 0
-        self._read_state(attempt)
+        if not self._state.read(self._take_state):
+            self._scopes.clear()
+        if attempt is not None:
+            for known in self._scopes.values():
+                known.attempt = attempt
         self._first_attempt = attempt if attempt is not None else unix_ms()
 
     def look(self) -> bool:
@@ -265,18 +268,10 @@ class StreamFollower:
             self._sent[0] += producer.counts.acknowledged
             self._sent[1] += producer.counts.closes_acknowledged
 
-    def _read_state(self, attempt: int | None) -> None:
-        try:
-            state = json.loads(self._state.read_bytes())
-            for name, (known, step, batch_time) in state["scopes"].items():
-                self._scopes[name] = _Scope(known if attempt is None else attempt, step, batch_time)
-            self._remembered = int(state["read"])
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.warning("%s can't be used, so all steps that are there are sent again: %s", self._state, error)
-            self._scopes.clear()
-            self._remembered = 0
+    def _take_state(self, state: Any) -> None:
+        for name, (attempt, step, batch_time) in state["scopes"].items():
+            self._scopes[name] = _Scope(attempt, step, batch_time)
+        self._remembered = int(state["read"])
 
     def _remember(self) -> None:
         """Notes how far all is closed and acknowledged, once no batch is open."""
@@ -284,20 +279,8 @@ class StreamFollower:
         if read <= self._remembered or any(one.is_open for one in self._scopes.values()) or not self.flush(0.0):
             return
         scopes = {name: (one.attempt, one.step, one.batch_time) for name, one in self._scopes.items()}
-        beside = self._state.with_name(f"{self._state.name}.{os.getpid()}")
-        try:
-            beside.write_text(json.dumps({"read": read, "scopes": scopes}), encoding="utf-8")
-            beside.replace(self._state)
+        if self._state.write({"read": read, "scopes": scopes}):
             self._remembered = read
-        except OSError as error:
-            self._say("state", "%s can't be written, so a restart sends all steps again: %s", self._state, error)
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
-
-    def _say(self, cause: str, message: str, *arguments: object) -> None:
-        if cause not in self._said:
-            self._said.add(cause)
-            _log.warning(message, *arguments)
 
 
 def _samples(episode: dict[str, Any]) -> Iterator[dict[str, Any]]:

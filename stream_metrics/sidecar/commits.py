@@ -230,7 +230,7 @@ class Commits:
             self._consumer.resume(self._places())
 
     def _places(self) -> list[TopicPartition]:
-        return [TopicPartition(one.topic, one.partition) for one in self._owned.values()]
+        return [one.place() for one in self._owned.values()]
 
 
 def _marker_record(owned: Owned, window: Window, reason: CloseReason) -> OutRecord:

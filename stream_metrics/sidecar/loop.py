@@ -44,7 +44,7 @@ from stream_metrics.sidecar.input_topic import SILENT_LOOKS, InputTopic, made_an
 from stream_metrics.sidecar.membership import is_replaced, member_with
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
-from stream_metrics.sidecar.takeover import Takeover
+from stream_metrics.sidecar.takeover import Takeover, say_lost
 from stream_metrics.sidecar.topics import Topics
 from stream_metrics.sidecar.transactions import (
     CALL_SECONDS,
@@ -435,14 +435,7 @@ class Sidecar:
         lost_from = owned.next_offset
         if owned.is_restoring or low <= lost_from:
             raise RestartError(f"offset {lost_from} of {owned.topic}[{owned.partition}] can't be read")
-        self._metrics.lost_records.inc(low - lost_from)
-        logs.error(
-            "retention removed what had not been read",
-            topic=owned.topic,
-            partition=owned.partition,
-            lost_from=lost_from,
-            lost_to=low - 1,
-        )
+        say_lost("retention removed what had not been read", self._metrics, owned.place(), lost_from, low)
         owned.lose(low)
         try:
             self._read_on(owned)
@@ -451,13 +444,20 @@ class Sidecar:
 
     def _read_on(self, owned: Owned) -> None:
         """Reads a partition from our next offset; the client won't seek in one whose own isn't in the log."""
+        places = [owned.place()]
         if self._settings.assignment == "cooperative":
-            self._consumer.incremental_unassign([owned.place()])
-            self._consumer.incremental_assign([owned.place()])
+            self._consumer.incremental_unassign(places)
         else:
-            self._consumer.assign([one.place() for one in self._owned.values()])
-        if self._commits.are_failing:
-            self._consumer.pause([owned.place()])
+            places = [one.place() for one in self._owned.values()]
+        self._assign(self._consumer, places)
+
+    def _assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        if self._settings.assignment == "cooperative":
+            consumer.incremental_assign(places)
+        else:
+            consumer.assign(places)
+        if places and self._commits.are_failing:
+            consumer.pause(places)
 
     def _tick(self, now: float) -> None:
         if self._health.is_broker_away or not self._has_joined:
@@ -586,7 +586,7 @@ class Sidecar:
 
     def _lag(self, owned: Owned, ask_until: float = 0.0) -> int:
         """Returns how far the log goes beyond what has been read, 0 where that can't be known."""
-        at, high = TopicPartition(owned.topic, owned.partition), 0
+        at, high = owned.place(), 0
         with suppress(KafkaException):
             _, high = self._consumer.get_watermark_offsets(at, cached=True)
             # A paused partition fetches nothing, so the client hears of no newer end.
@@ -611,13 +611,7 @@ class Sidecar:
         try:
             self._metrics.rebalances.labels("assigned").inc()
             self._member_id = consumer.memberid() or ""
-            starts = self._take_over(partitions) if partitions else []
-            if self._settings.assignment == "cooperative":
-                consumer.incremental_assign(starts)
-            else:
-                consumer.assign(starts)
-            if starts and self._commits.are_failing:
-                consumer.pause(starts)
+            self._assign(consumer, self._take_over(partitions) if partitions else [])
             self._has_joined, self._missing = True, ""
         except BaseException as error:
             self._keep_failure(error)

@@ -72,7 +72,9 @@ class Owned:
         self.next_offset = start
         self.is_restoring = note is not None
         if note is None:
-            self.fold = Fold(settings, topic, partition, start)
+            self.fold = Fold(settings, topic, partition)
+            if start:
+                self.fold.lose(start)
         else:
             self.fold = Fold.from_note(settings, topic, partition, note)
             if start >= committed:

@@ -125,13 +125,12 @@ class Takeover:
         logs.warning("went on in another topic, as told", partition=committed.partition, why=message)
 
     def _say_cut(self, committed: TopicPartition, start: int, low: int) -> None:
-        self._metrics.lost_records.inc(low - start)
-        logs.error(
+        say_lost(
             "retention removed what steps in memory were made from",
-            topic=committed.topic,
-            partition=committed.partition,
-            lost_from=start,
-            lost_to=low - 1,
+            self._metrics,
+            committed,
+            start,
+            low,
             committed=committed.offset,
             lost_unread=max(0, low - committed.offset),
         )
@@ -168,3 +167,9 @@ class Takeover:
                     is_said = True
                     logs.warning("waiting for the broker to say where to start", error=error.args[0].str())
                 self._pause(CALL_SECONDS / 10)
+
+
+def say_lost(message: str, metrics: SelfMetrics, place: TopicPartition, begin: int, end: int, **more: int) -> None:
+    """Counts and says what isn't in the log any more: the offsets from `begin` to before `end` of a partition."""
+    metrics.lost_records.inc(end - begin)
+    logs.error(message, topic=place.topic, partition=place.partition, lost_from=begin, lost_to=end - 1, **more)

@@ -233,7 +233,7 @@ class Transactions:
             return None
         try:
             try:
-                self._call(self._send_offsets, [TopicPartition(topic, 0, 0)], consumer.consumer_group_metadata())
+                self._call(self._send([TopicPartition(topic, 0, 0)], consumer))
             except CLIENT_ERRORS as error:
                 if client_error(error).code() not in _GROUP_REFUSES:
                     raise
@@ -296,23 +296,19 @@ class Transactions:
     def _send(self, offsets: list[TopicPartition], consumer: Consumer) -> Callable[[], None]:
         """Has the offsets on their way, and returns what waits for them; called again, it sends them again."""
         group = consumer.consumer_group_metadata()
-        on_their_way = [self._start_sending(offsets, group)]
+
+        def send() -> Future[Any]:
+            return self._aside.call(self._producer.send_offsets_to_transaction, offsets, group, CALL_SECONDS)
+
+        on_their_way = [send()]
 
         def send_offsets() -> None:
-            self._wait_for(on_their_way.pop() if on_their_way else self._start_sending(offsets, group))
+            answer = on_their_way.pop() if on_their_way else send()
+            while not futures.wait([answer], CALL_SECONDS / 10).done:
+                self._wait()
+            answer.result()
 
         return send_offsets
-
-    def _send_offsets(self, offsets: list[TopicPartition], group: Any) -> None:
-        self._wait_for(self._start_sending(offsets, group))
-
-    def _start_sending(self, offsets: list[TopicPartition], group: Any) -> Future[Any]:
-        return self._aside.call(self._producer.send_offsets_to_transaction, offsets, group, CALL_SECONDS)
-
-    def _wait_for(self, answer: Future[Any]) -> None:
-        while not futures.wait([answer], CALL_SECONDS / 10).done:
-            self._wait()
-        answer.result()
 
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         # Must not raise: the client would then report a committed transaction as failed.

@@ -7,25 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from stream_metrics.exit_codes import ExitCode
-from stream_metrics.sidecar import logs
 from stream_metrics.sidecar.stop_signals import END_SECONDS, ONE_PRESS_SECONDS, SAY_SECONDS, StopSignals
 
 TERM, INT = bytes([signal.SIGTERM]), bytes([signal.SIGINT])
-
-
-@pytest.fixture
-def said() -> Iterator[io.StringIO]:
-    logger = logs.LOGGER
-    before = logger.handlers[:], logger.level, logger.propagate
-    stream = io.StringIO()
-    logs.setup("text", "info", stream)
-    yield stream
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 class _Process:

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
 
-import pytest
-
-from stream_metrics.sidecar import logs
 from stream_metrics.sidecar.watchdog import _LOOKS, Watchdog
-
-
-@pytest.fixture
-def said() -> Iterator[io.StringIO]:
-    logger = logs.LOGGER
-    before = logger.handlers[:], logger.level, logger.propagate
-    stream = io.StringIO()
-    logs.setup("text", "info", stream)
-    yield stream
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def _watch(turns: list[int]) -> None:
