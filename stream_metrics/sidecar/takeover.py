@@ -172,4 +172,5 @@ class Takeover:
 def say_lost(message: str, metrics: SelfMetrics, place: TopicPartition, begin: int, end: int, **more: int) -> None:
     """Counts and says what isn't in the log any more: the offsets from `begin` to before `end` of a partition."""
     metrics.lost_records.inc(end - begin)
+    message = f"{message}: give the topic a longer retention"
     logs.error(message, topic=place.topic, partition=place.partition, lost_from=begin, lost_to=end - 1, **more)
