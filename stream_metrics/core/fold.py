@@ -15,11 +15,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
-from stream_metrics.core.catalogue import step_metrics
+from stream_metrics.core.catalogue import Ahead, step_metrics, work_ahead
 from stream_metrics.core.effects import Effect, Notice, NoticeKind, Publish, SetAside
 from stream_metrics.core.lanes import FindWindow, Lanes
 from stream_metrics.core.lifecycle import Happening, State, after
@@ -90,6 +91,10 @@ _LOOKED_AT: Final = 16
 _MAX_WAITING: Final = 50_000
 """Samples that came in rows so short wait in their windows, as they were decoded, until there are so many of them."""
 
+_WORTH_WORKING_AHEAD: Final = 256
+_MAX_AHEAD: Final = 64
+"""Open windows with so many samples have their metrics worked out ahead; of more windows, the newest."""
+
 _FAR_STEPS: Final = 1_000
 """A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""
 
@@ -116,6 +121,7 @@ class Fold:
         self._by_run: dict[tuple[str, str], Track] = {}
         self._windows: OrderedDict[int, Window] = OrderedDict()  # by first offset, so oldest first
         self._dirty: dict[int, Window] = {}
+        self._ahead: dict[int, Ahead] = {}
         self._held = 0
         self._note_bytes = 0
         self._check_every = max(1, settings.remember_records // _CHECKS_PER_MEMORY)
@@ -301,6 +307,26 @@ class Fold:
             self._waiting = 0
             for window in self._windows.values():
                 window.settle()
+
+    def work_ahead(self) -> bool:
+        """Works out the metrics of one open window that has changed, and returns whether there was one.
+
+        For idle moments: where no more samples come, the close need not do it. No result is any other for it.
+        """
+        self._take_lanes()
+        for window in islice(reversed(self._windows.values()), _MAX_AHEAD):
+            ahead = self._ahead.get(window.first_offset)
+            if (
+                window.state is not State.CLOSED
+                and len(window) >= _WORTH_WORKING_AHEAD
+                and (ahead is None or ahead.num_samples != len(window))
+            ):
+                self._ahead.pop(window.first_offset, None)
+                if len(self._ahead) == _MAX_AHEAD:
+                    del self._ahead[next(iter(self._ahead))]
+                self._ahead[window.first_offset] = work_ahead(window, self.settings)
+                return True
+        return False
 
     def take_effects(self) -> list[Effect]:
         """Returns what has been asked for since the last call."""
@@ -585,6 +611,7 @@ class Fold:
 
     def _publish(self, window: Window, *, is_correction: bool) -> None:
         window.is_dirty = False
+        ahead = self._ahead.pop(window.first_offset, None)
         if self.is_replaying:
             return
         self.counts["corrections" if is_correction else "results"] += 1
@@ -611,7 +638,7 @@ class Fold:
                 ),
                 metrics={},
             ),
-            partial(step_metrics, window, self.settings),
+            partial(step_metrics, window, self.settings, ahead),
         )
         self._effects.append(publish)
         self._unfinished.append(publish)

@@ -64,9 +64,6 @@ class StepView:
     Attributes:
         num_samples: Samples in the window.
         num_rollouts: Distinct rollout keys.
-        rollout: (samples,) the number of each sample's rollout.
-        rewards: (samples,) the chosen reward; NaN where it is missing, inf where it isn't finite.
-        rollout_group: (rollouts,) the number of each rollout's group.
     """
 
     def __init__(self, window: Window, settings: FoldSettings) -> None:
@@ -76,13 +73,25 @@ class StepView:
         self.settings = settings
         self.num_samples = len(columns)
         self.num_rollouts = len(columns.rollout_group)
-        self.rollout: Ints = ints(columns.rollout)
-        self.rollout_group: Ints = ints(columns.rollout_group)
-        chosen = columns.raw_reward if columns.first_has_raw_reward else columns.reward
-        assert chosen is not None
-        self.rewards: Floats = np.array(chosen, dtype=np.float64)
+
+    @cached_property
+    def rollout(self) -> Ints:
+        """(samples,) the number of each sample's rollout."""
+        return ints(self.columns.rollout)
+
+    @cached_property
+    def rollout_group(self) -> Ints:
+        """(rollouts,) the number of each rollout's group."""
+        return ints(self.columns.rollout_group)
 
     # --- rewards -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def rewards(self) -> Floats:
+        """(samples,) the chosen reward; NaN where it is missing, inf where it isn't finite."""
+        chosen = self.columns.raw_reward if self.columns.first_has_raw_reward else self.columns.reward
+        assert chosen is not None
+        return np.array(chosen, dtype=np.float64)
 
     @cached_property
     def usable(self) -> Ints:
@@ -335,6 +344,13 @@ class StepView:
         return self.columns.num_invalid_versions + sent - len(self.oldest_versions)
 
     # --- names ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def num_folded(self) -> int:
+        """Names that samples carry, and rewards under `zero_std/`, that found no place of their own."""
+        columns = self.columns
+        named = sum(kind.folded for kind in (columns.values, columns.components, columns.sources) if kind)
+        return named + max(0, len(self.flat_counts) - self.settings.max_names)
 
     @cached_property
     def dropped(self) -> tuple[dict[str, int], int]:

@@ -168,7 +168,7 @@ def run_schedule(seed: int) -> bool:
 def test_no_step_that_lost_samples_comes_out_complete(chunk, monkeypatch):
     monkeypatch.setattr(
         "stream_metrics.core.fold.step_metrics",
-        lambda window, settings: {"rollout/num_training_samples": len(window)},
+        lambda window, settings, ahead: {"rollout/num_training_samples": len(window)},
     )
     num_hit = 0
     for seed in range(chunk, SCHEDULES, CHUNKS):

@@ -206,10 +206,7 @@ def folded_names(view: StepView) -> int | None:
     Source: own.
     Appears: where it isn't 0.
     """
-    columns = view.columns
-    named = sum(kind.folded for kind in (columns.values, columns.components, columns.sources) if kind)
-    rewards = max(0, len(view.flat_counts) - view.settings.max_names)
-    return named + view.dropped[1] + rewards or None
+    return view.num_folded + view.dropped[1] or None
 
 
 def dropped(view: StepView) -> dict[str, Number]:
@@ -248,12 +245,12 @@ METRICS: Final = (
     Metric("missing_rewards", missing_rewards),
     Metric("nonfinite_rewards", nonfinite_rewards),
     Metric("mixed_reward_sources", mixed_reward_sources),
-    Metric("duplicate_samples", duplicate_samples),
+    Metric("duplicate_samples", duplicate_samples, is_of_samples=False),
     Metric("invalid_response_lengths", invalid_response_lengths),
     Metric("invalid_weight_versions", invalid_weight_versions),
     Metric("invalid_values", invalid_values),
     Metric("nonfinite_reward_components", nonfinite_reward_components),
-    Metric("folded_names", folded_names),
-    Metric("dropped/<reason>", dropped),
-    Metric("dropped_total", dropped_total),
+    Metric("folded_names", folded_names, is_of_samples=False),
+    Metric("dropped/<reason>", dropped, is_of_samples=False),
+    Metric("dropped_total", dropped_total, is_of_samples=False),
 )

@@ -19,10 +19,12 @@ class Metric(NamedTuple):
         function: Returns the number, or a number by published name where the key varies; None where the events don't
             hold what it needs. Its docstring is its documentation: what it is, then `Formula`, `Unit`, `Cost` and
             `Source`, and `Appears` where that isn't always.
+        is_of_samples: Whether the window's samples are all it depends on.
     """
 
     key: str
     function: Callable[[StepView], Value]
+    is_of_samples: bool = True
 
     @property
     def is_named_by_producers(self) -> bool:

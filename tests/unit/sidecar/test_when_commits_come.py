@@ -9,12 +9,13 @@ import pytest
 from confluent_kafka import KafkaError
 
 from stream_metrics.config import Settings
+from stream_metrics.core.catalogue import work_ahead
 from stream_metrics.core.record import LogRecord
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.sidecar import loop
 from stream_metrics.sidecar.commits import BEHIND_COMMIT_SECONDS, Commits
 from stream_metrics.sidecar.health import Health
-from stream_metrics.sidecar.loop import BATCH, Sidecar, batch_size
+from stream_metrics.sidecar.loop import AHEAD_SHARE, BATCH, Sidecar, batch_size
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.timers import Timers
@@ -82,6 +83,8 @@ class _Turned:
         messages = self._sidecar._consume()
         if messages:
             self._sidecar._fold(messages)
+        else:
+            self._sidecar._work_ahead()
         self._sidecar._commits.commit_if_due(is_behind=self._sidecar._is_behind)
 
 
@@ -132,3 +135,37 @@ def test_errors_among_messages_are_told_by_identity(turned):
     assert turned.commits == [0.0]
     assert turned._sidecar._owned[0].is_caught_up
     assert loop._by_partition([]) == {}
+
+
+def test_a_lull_is_used_to_work_out_what_the_next_close_would_wait_for(turned, monkeypatch):
+    monkeypatch.setattr("stream_metrics.core.fold._WORTH_WORKING_AHEAD", 1)
+    fold = turned._sidecar._owned[0].fold
+    worked: list[float] = []
+
+    def working_ahead(window: Any, settings: Any) -> Any:
+        worked.append(turned.now)
+        turned.now += 0.002
+        return work_ahead(window, settings)
+
+    monkeypatch.setattr("stream_metrics.core.fold.work_ahead", working_ahead)
+    turned.put(sample(1, 1.0))
+    turned.turn()
+    assert worked == []  # there may be more
+    turned.turn()
+    assert worked == [0.0]
+    turned.put(sample(1, 2.0))
+    turned.turn()
+    turned.turn()
+    assert worked == [0.0]  # it has had its share of the time
+    turned.now += 0.002 / AHEAD_SHARE
+    turned.turn()
+    assert len(worked) == 2
+    turned.turn()
+    assert len(worked) == 2 and not fold.work_ahead()
+
+
+def test_a_partition_that_is_being_restored_is_left_alone(turned):
+    owned = turned._sidecar._owned[0]
+    owned.is_restoring = True
+    owned.fold.work_ahead = lambda: pytest.fail("a replay publishes nothing")  # type: ignore[method-assign]
+    turned.turn()
