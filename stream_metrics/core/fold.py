@@ -392,6 +392,7 @@ class Fold:
 
         A frozen one's samples don't count: what was taken as late before it froze isn't any more when it is replayed.
         """
+        self._take_lanes()
         state = sorted(
             (
                 track.name,

@@ -111,6 +111,7 @@ def run_schedule(seed: int) -> None:
             fold = Fold.from_note(settings, log.topic, log.partition, note)
             feed_in_batches(fold, log.between(note.replay_from, committed), rng)
             fold.end_replay()
+            assert fold.digest() == note.windows  # what a restart goes by, asked before all else
             next_offset = committed
             assert not fold.take_effects()
             assert fold.note(committed) == note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -294,3 +295,14 @@ def test_a_result_wants_a_commit_at_once() -> None:
     log, owned = _open_step()
     owned.feed([log.append(close(5))])
     assert owned.wants_commit_now
+
+
+def test_samples_of_several_steps_at_the_end_of_a_replay_are_in_the_windows_it_comes_to():
+    log, rng = MemoryLog(), random.Random(1)
+    for number in range(5_000):
+        log.append(sample(rng.randrange(4), 1.0, group_index=number % 8, rollout_id=number // 16))
+    owned = _owned()
+    owned.feed(log.records)
+    again = _restored(log, owned)
+    assert not again.is_restoring
+    assert again.fold.digest() == owned.fold.digest()
