@@ -22,7 +22,7 @@ from typing import Any
 from stream_metrics.core.fold import Fold
 from stream_metrics.core.record import LogRecord
 from stream_metrics.core.settings import FoldSettings
-from stream_metrics.sidecar.loop import batch_size
+from stream_metrics.sidecar.loop import BATCH
 
 MEASURED = 100_000
 """Events a round: enough for all to happen that happens now and then."""
@@ -99,7 +99,7 @@ class Case:
 
     def _batch(self) -> list[LogRecord]:
         made = []
-        for _ in range(batch_size(self._fold.num_windows)):
+        for _ in range(BATCH):
             step, rollout = next(self._numbers)
             made.append(LogRecord(value=sample(step, self._next, rollout), offset=self._next))
             self._next += 1

@@ -31,6 +31,7 @@ from stream_metrics.core.plain import (
     STATUS,
     TRUNCATED,
     Rows,
+    ids_of,
     is_plain,
     lengths_of,
     rows_of,
@@ -150,6 +151,13 @@ class Columns:
         """From `group_index` to the group's number. Cost: O(groups)."""
         return self._numbering.groups
 
+    @property
+    def sample_ids(self) -> set[Identifier]:
+        """What tells duplicates: who takes a sample elsewhere puts its id in."""
+        if self._sample_ids is None:
+            self._sample_ids = set()
+        return self._sample_ids
+
     def has_new(self, samples: Sequence[SampleFields]) -> bool:
         """Returns whether `extend` would take at least one of the samples."""
         seen = self._sample_ids or ()
@@ -164,10 +172,7 @@ class Columns:
             return self.extend(samples)
         if self._plain:
             self.settle()
-        for sample in samples:
-            if sample.sample_id is not None:
-                samples = self._without_duplicates(samples)
-                break
+        samples = self._without_duplicates(samples)
         self._waiting += samples
         if len(self._waiting) >= _ROW:
             self.settle()
@@ -186,7 +191,7 @@ class Columns:
         """Takes plain samples as `add` takes any.
 
         Args:
-            rows: The bytes of their `Rows`.
+            rows: The bytes of their `Rows`; their ids are among `sample_ids`.
         """
         if self._waiting:
             self._wait_as_rows()
@@ -213,8 +218,7 @@ class Columns:
         if self._plain:
             self.settle()
         are_plain = is_plain(samples)
-        if not are_plain:
-            samples = self._without_duplicates(samples)
+        samples = self._without_duplicates(samples)
         waiting = self._waiting
         if waiting:  # often the first sample of all: alone it wouldn't be worth a table
             self._waiting = []
@@ -265,12 +269,10 @@ class Columns:
             self.status += statuses.tobytes()
 
     def _without_duplicates(self, samples: Sequence[SampleFields]) -> Sequence[SampleFields]:
-        ids = [sample.sample_id for sample in samples]
-        if _all_none(ids):
+        ids = ids_of(samples)
+        if ids is None:
             return samples
-        seen = self._sample_ids
-        if seen is None:
-            seen = self._sample_ids = set()
+        seen = self.sample_ids
         fresh = set(ids)
         without = ids.count(None) if None in fresh else 0
         fresh.discard(None)

@@ -75,9 +75,6 @@ _PIECE_BYTES: Final = 200_000
 """So much of the log is folded at once: with all that is made of it, it stays in a core's own cache."""
 
 _MIN_PIECE: Final = 16
-RECORDS_A_WINDOW: Final = 4
-"""So many records at once, at least, for each window, since each has its own cost."""
-
 _SHORT_ROW: Final = 64
 _SHORT_STRETCH: Final = 16
 """Where windows are opened after fewer samples than that, sorting them isn't worth it."""
@@ -151,7 +148,7 @@ class Fold:
         """Folds records in the order of their offsets."""
         start = 0
         while start < len(records):
-            end = min(len(records), start + self._piece(records[start]))
+            end = min(len(records), start + _piece(records[start]))
             if not self.is_replaying:
                 first = records[start].offset()
                 if first >= self._next_check:
@@ -161,41 +158,32 @@ class Fold:
             self._feed(records if end - start == len(records) else records[start:end])
             start = end
 
-    def _piece(self, record: Record) -> int:
-        """Returns how many records to fold together: so many windows as are open should have some each."""
-        return max(self._slice(record), RECORDS_A_WINDOW * len(self._windows))
-
-    def _slice(self, record: Record) -> int:
-        """Returns how many records to decode together."""
-        return max(_MIN_PIECE, _PIECE_BYTES // (len(record.value() or b"") + 1))
-
     def _feed(self, records: Sequence[Record]) -> None:
         """Folds records among which there is nothing to look for.
 
         Samples of open windows are taken together, window by window; this changes the speed and nothing else.
         """
-        size = self._slice(records[0])
-        left: list[Event | None] = []
-        begin = 0  # place of the first of what is left
-        for start in range(0, len(records), size):
-            events = _decoded(records if len(records) <= size else records[start : start + size])
-            done = 0
-            for first, end in _mixed(events):
-                if left or done < first:
-                    self._take_each(records[begin : start + first], left + events[done:first])
-                    left = []
-                done = first + self._take_mixed(events[first:end], records[start + first : start + end])
-                begin = start + done
-            left = left + events[done:] if left or done else events
-        if left:
-            self._take_each(records[begin:] if begin else records, left)
+        events = _decoded(records)
+        done = 0
+        for first, end in _mixed(events):
+            if done < first:
+                self._take_each(records[done:first], events[done:first])
+            if end - first == len(events):
+                done = self._take_mixed(events, records)
+            else:
+                done = first + self._take_mixed(events[first:end], records[first:end])
+        if done < len(events):
+            self._take_each(records[done:] if done else records, events[done:] if done else events)
 
     def _take_mixed(self, samples: list[Any], records: Sequence[Record]) -> int:
         """Takes the samples of these records, of several windows, as far as they are plain, and returns how many."""
         lanes = self._lanes
         taken = 0
         while self._held + len(samples) - taken <= self.settings.max_samples:
-            more = lanes.take(samples[taken:], records[taken:], self._open_window)
+            if taken:
+                more = lanes.take(samples[taken:], records[taken:], self._open_window)
+            else:
+                more = lanes.take(samples, records, self._open_window)
             if more is None:
                 break
             self._held += more
@@ -347,10 +335,6 @@ class Fold:
     @property
     def held_samples(self) -> int:
         return self._held
-
-    @property
-    def num_windows(self) -> int:
-        return len(self._windows)
 
     def windows(self) -> Iterator[Window]:
         """Yields the windows in memory, oldest first, with all that was fed in them."""
@@ -920,6 +904,11 @@ class _Rows:
         row.samples += event.samples
         row.end = place
         return True
+
+
+def _piece(record: Record) -> int:
+    """Returns how many records like this one to fold together."""
+    return max(_MIN_PIECE, _PIECE_BYTES // (len(record.value() or b"") + 1))
 
 
 def _decoded(records: Sequence[Record]) -> list[Event | None]:

@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 
 from stream_metrics.core.packed import integers
-from stream_metrics.core.plain import ROW_BYTES, Rows, rows_of
+from stream_metrics.core.plain import ROW_BYTES, Rows, ids_of, rows_of
 from stream_metrics.core.record import Record
 from stream_metrics.core.track import Track
 from stream_metrics.core.window import Window
-from stream_metrics.events import Event, Sample
+from stream_metrics.events import Event, Identifier, Sample
 
 _MAX_QUICK: Final = 2**16
 """So many numbers, of 16 bits, numpy sorts digit by digit."""
@@ -35,6 +35,7 @@ class Lanes:
         self._by_run: dict[Hashable, dict[Hashable, int]] = {}
         self._rows: list[Rows] = []
         self._numbers: list[int] = []  # of the lane of each sample
+        self._sample_ids: list[set[Identifier]] = []  # of the window of each lane
         self._last: dict[int, Record] = {}
 
     def __len__(self) -> int:
@@ -44,6 +45,7 @@ class Lanes:
     def forget(self) -> None:
         """Knows no window any more, since one may not be open now. There may be no samples."""
         self._lanes.clear()
+        self._sample_ids.clear()
         self._by_window.clear()
         self._by_run.clear()
 
@@ -51,12 +53,17 @@ class Lanes:
         """Takes the samples of these records up to the first whose window isn't there and open.
 
         Returns:
-            How many; None, and takes none, where one of these isn't plain.
+            How many; None, and takes none, where one of these isn't plain, or a duplicate.
         """
         numbers = self._numbers_of(samples, find)
         if numbers:
-            rows = rows_of(samples[: len(numbers)])
+            if len(numbers) < len(samples):
+                samples = samples[: len(numbers)]
+            rows = rows_of(samples)
             if rows is None:
+                return None
+            ids = ids_of(samples)
+            if ids is not None and not self._are_new(numbers, ids):
                 return None
             self._numbers += numbers
             self._rows.append(rows)
@@ -84,6 +91,21 @@ class Lanes:
         for number, end in zip(lanes[ends - 1].tolist(), (ends * ROW_BYTES).tolist(), strict=True):
             yield self._lanes[number], data[start:end], last[number]
             start = end
+
+    def _are_new(self, numbers: Sequence[int], ids: Sequence[Identifier | None]) -> bool:
+        """Notes the ids in the windows, or none of them where one is a duplicate."""
+        sets = self._sample_ids
+        for place, (number, sample_id) in enumerate(zip(numbers, ids, strict=True)):
+            if sample_id is None:
+                continue
+            seen = sets[number]
+            if sample_id in seen:
+                for number, sample_id in zip(numbers[:place], ids, strict=False):
+                    if sample_id is not None:
+                        sets[number].remove(sample_id)
+                return False
+            seen.add(sample_id)
+        return True
 
     def _numbers_of(self, samples: Sequence[Sample], find: FindWindow) -> list[int]:
         """Returns the lane of each sample up to the first that has none."""
@@ -114,4 +136,5 @@ class Lanes:
         number = lanes[name] = self._by_window.setdefault(found[1].first_offset, len(self._lanes))
         if number == len(self._lanes):
             self._lanes.append(found)
+            self._sample_ids.append(found[1].sample_ids)
         return True

@@ -1,8 +1,9 @@
 """Plain samples as rows of five numbers: group, rollout, reward, length, status.
 
-Plain is what most samples are: whole numbers for group and rollout, and nothing beside reward, length and status. Their
-numbers are taken out while the events, which lie all over the heap, are still in a core's cache; rows are small and lie
-side by side, so that sorting them to their windows costs next to nothing, however many these are.
+Plain is what most samples are: whole numbers for group and rollout, and nothing beside reward, length, status and a
+`sample_id`, which only tells duplicates. Their numbers are taken out while the events, which lie all over the heap, are
+still in a core's cache; rows are small and lie side by side, so that sorting them to their windows costs next to
+nothing, however many these are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from stream_metrics.core.named import number_of
 from stream_metrics.core.packed import NOT_PACKED, finite, integers, some_integers
-from stream_metrics.events import SampleFields
+from stream_metrics.events import Identifier, SampleFields
 
 ABSENT_LENGTH: Final = -(2**63)
 _TOO_LONG: Final = -1
@@ -46,8 +47,7 @@ def is_plain(samples: Sequence[SampleFields]) -> bool:
     """Returns whether no sample has more than its identity, a reward, a length and a status, as most have."""
     for sample in samples:  # `any` over a generator takes twice as long
         if (
-            sample.sample_id is not None
-            or sample.metadata is not None
+            sample.metadata is not None
             or sample.position is not None
             or sample.effective_response_length is not None
             or sample.weight_versions is not None
@@ -56,6 +56,13 @@ def is_plain(samples: Sequence[SampleFields]) -> bool:
         ):
             return False
     return True
+
+
+def ids_of(samples: Sequence[SampleFields]) -> list[Identifier | None] | None:
+    """Returns the `sample_id` of each sample, or None where none has one."""
+    ids = [sample.sample_id for sample in samples]
+    # None is found by identity, which is quick; comparing it with all of a list that has none is not.
+    return None if not ids or (ids[0] is None and ids.count(None) == len(ids)) else ids
 
 
 def rows_of(samples: Sequence[SampleFields]) -> Rows | None:

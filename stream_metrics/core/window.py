@@ -8,7 +8,7 @@ from typing import Final
 from stream_metrics.core.columns import Columns
 from stream_metrics.core.lifecycle import Happening, State, after
 from stream_metrics.core.settings import FoldSettings
-from stream_metrics.events import ResultReason, SampleFields, StepClose
+from stream_metrics.events import Identifier, ResultReason, SampleFields, StepClose
 
 _OLDEST_CLOCK_UNIX_MS: Final = 10**12  # 2001: an older timestamp is no clock's
 _NEWEST_CLOCK_UNIX_MS: Final = 253_402_300_799_999  # year 9999
@@ -112,6 +112,11 @@ class Window:
         """Its samples."""
         self._columns.settle()
         return self._columns
+
+    @property
+    def sample_ids(self) -> set[Identifier]:
+        """Those of the samples it has been given: who takes a sample for it puts its id in."""
+        return self._columns.sample_ids
 
     def settle(self) -> None:
         """Puts samples that wait for others into the columns, where they take less memory."""

@@ -22,7 +22,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from stream_metrics.config import Settings
 from stream_metrics.core.effects import SetAside
-from stream_metrics.core.fold import RECORDS_A_WINDOW
 from stream_metrics.core.record import Record
 from stream_metrics.core.window import Window
 from stream_metrics.sidecar import logs
@@ -54,8 +53,6 @@ from stream_metrics.sidecar.transactions import (
 
 BATCH: Final = 1_000
 """So many records, with all that is made of them, stay in a core's own cache."""
-
-_MAX_BATCH: Final = 8_000
 
 POLL_SECONDS: Final = 0.1
 TICK_SECONDS: Final = 1.0
@@ -355,9 +352,8 @@ class Sidecar:
             if first is None:
                 self._is_behind = False
                 return []
-            size = batch_size(sum(owned.fold.num_windows for owned in self._owned.values()))
-            messages = [first, *self._consumer.consume(size - 1, 0)]
-            self._is_behind = len(messages) == size
+            messages = [first, *self._consumer.consume(BATCH - 1, 0)]
+            self._is_behind = len(messages) == BATCH
             return messages
         except CLIENT_ERRORS as error:
             # What consume() had taken is lost with it, so there is no going on with this consumer.
@@ -744,11 +740,6 @@ class Sidecar:
             samples=owned.fold.held_samples,
             seconds=round(seconds, 3),
         )
-
-
-def batch_size(windows: int) -> int:
-    """Returns how many records to take at once: each window has its own cost, so a batch should have some for each."""
-    return min(_MAX_BATCH, max(BATCH, windows * RECORDS_A_WINDOW))
 
 
 def _by_partition(messages: list[Message]) -> Mapping[int, list[Record]]:

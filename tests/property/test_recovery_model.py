@@ -151,7 +151,10 @@ def test_a_crash_at_any_commit_changes_nothing_that_is_published(chunk, monkeypa
 
 
 def plain_ids(rng: random.Random) -> dict[str, int]:
-    return {"rollout_id": rng.randrange(3), "group_index": rng.choice([0, 0, 1])}
+    ids = {"rollout_id": rng.randrange(3), "group_index": rng.choice([0, 0, 1])}
+    if rng.random() < 0.5:
+        ids["sample_id"] = rng.randrange(9)
+    return ids
 
 
 @pytest.mark.parametrize("most_in_lanes", [3, 100])

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from stream_metrics.core.fold import Fold
+from stream_metrics.core.lanes import Lanes
 from stream_metrics.core.replay_note import decode_note
 from stream_metrics.core.settings import FoldSettings
 from stream_metrics.testing import MemoryLog, close, sample, samples
@@ -100,8 +101,11 @@ def test_messagepack_and_json_may_share_a_batch():
     assert counts["samples"] == 31 and counts["dead_letters_undecodable"] == 1 and len(effects) == 2
 
 
-def mixed_log(seed: int, events: int = 1_000) -> MemoryLog:
-    """Returns a log of steps of two runs that come and go: plain samples, and what may come between."""
+def mixed_log(seed: int, events: int = 1_000, ids: str = "none") -> MemoryLog:
+    """Returns a log of steps of two runs that come and go: plain samples, and what may come between.
+
+    Their `sample_id` is there with "new" in `ids`; with "again" too, and some are duplicates.
+    """
     log, rng = MemoryLog(), random.Random(seed)
     rewards = [0.5, 1, True, None, -0.0, 1e308, 10**400, "NaN"]
     first, attempt = 0, 0
@@ -116,6 +120,11 @@ def mixed_log(seed: int, events: int = 1_000) -> MemoryLog:
                 fields["response_length"] = rng.choice([5, 2**53, -(2**63), 2**70, None])
             if chance < 0.0005:
                 fields["rollout_id"] = "text"
+            if ids != "none" and chance < 0.9:
+                again = ids == "again" and rng.random() < 0.01
+                fields["sample_id"] = (
+                    max(0, number - rng.randrange(1, 30)) if again else rng.choice([number, f"{number}"])
+                )
             log.append(sample(step, rng.choice(rewards[:6]), **fields), unix_ms=10**12 + number)
         elif chance < 0.996:
             log.append(close(first, run_id=run, attempt=attempt), unix_ms=10**12 + number)
@@ -136,18 +145,29 @@ def mixed_log(seed: int, events: int = 1_000) -> MemoryLog:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ids", ["none", "new", "again"])
 @pytest.mark.parametrize(
     "settings", [{"rollout_reward": "last"}, {"remember_records": 3_200, "remember_steps": 1}, {"max_samples": 400}]
 )
-def test_plain_samples_of_many_windows_fold_as_each_alone_would(monkeypatch, seed, settings):
+def test_plain_samples_of_many_windows_fold_as_each_alone_would(monkeypatch, seed, ids, settings):
     monkeypatch.setattr("stream_metrics.core.fold._MAX_IN_LANES", 250)
     monkeypatch.setattr("stream_metrics.core.fold._PIECE_BYTES", 40_000)
-    assert_the_same_in_any_batches(mixed_log(seed), **settings)
+    drained: list[int] = []
+    drain = Lanes.drain
+
+    def counted(lanes: Lanes):
+        drained.append(len(lanes))
+        return drain(lanes)
+
+    monkeypatch.setattr(Lanes, "drain", counted)
+    assert_the_same_in_any_batches(mixed_log(seed, ids=ids), **settings)
+    assert sum(drained) > 0 or "max_samples" in settings
 
 
+@pytest.mark.parametrize("ids", ["none", "again"])
 @pytest.mark.parametrize("cut", [200, 450, 700, 950])
-def test_a_replay_takes_samples_of_many_windows_as_the_fold_before_it_did(cut):
-    log, settings = mixed_log(3), FoldSettings()
+def test_a_replay_takes_samples_of_many_windows_as_the_fold_before_it_did(cut, ids):
+    log, settings = mixed_log(3, ids=ids), FoldSettings()
     before = Fold(settings, log.topic, log.partition)
     before.feed(log.records[:cut])
     before.take_effects()

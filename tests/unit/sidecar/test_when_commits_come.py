@@ -15,7 +15,7 @@ from stream_metrics.core.settings import FoldSettings
 from stream_metrics.sidecar import loop
 from stream_metrics.sidecar.commits import BEHIND_COMMIT_SECONDS, Commits
 from stream_metrics.sidecar.health import Health
-from stream_metrics.sidecar.loop import AHEAD_SHARE, BATCH, Sidecar, batch_size
+from stream_metrics.sidecar.loop import AHEAD_SHARE, BATCH, Sidecar
 from stream_metrics.sidecar.owned import Owned
 from stream_metrics.sidecar.self_metrics import SelfMetrics
 from stream_metrics.sidecar.timers import Timers
@@ -115,11 +115,6 @@ def test_results_share_a_commit_while_full_batches_come(turned):
     assert turned.commits == [BEHIND_COMMIT_SECONDS]
     turned.turn()  # nothing waits any more
     assert turned.commits == [BEHIND_COMMIT_SECONDS] * 2
-
-
-def test_a_batch_grows_with_the_windows_and_not_for_ever():
-    assert batch_size(0) == batch_size(10) == BATCH
-    assert BATCH < batch_size(1_000) < batch_size(10**6) == batch_size(10**7)
 
 
 def test_errors_among_messages_are_told_by_identity(turned):
