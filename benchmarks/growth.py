@@ -33,12 +33,12 @@ GROUP = 8
 Numbers = Iterator[tuple[int, int]]
 
 
-def sample(step: int, number: int, rollout: int) -> bytes:
+def sample(step: int, number: int, rollout: int) -> str:
     return (
         f'{{"type":"sample","run_id":"r","step":{step},"group_index":{rollout // GROUP},"index":{number},'
         f'"rollout_id":{rollout},"reward":{number % 201 / 100 - 1},"response_length":{64 + number % 8000},'
-        f'"status":"{"truncated" if number % 11 == 0 else "completed"}"}}'
-    ).encode()
+        f'"status":"{"truncated" if number % 11 == 0 else "completed"}"'
+    )
 
 
 def mixed_windows(count: int) -> Numbers:
@@ -78,7 +78,8 @@ def new_rollouts(count: int) -> Numbers:
 class Case:
     """A fold that is filled, and what it is measured on."""
 
-    def __init__(self, numbers: Numbers, filling: int) -> None:
+    def __init__(self, numbers: Numbers, filling: int, *, has_ids: bool) -> None:
+        self._has_ids = has_ids
         self._fold = Fold(FoldSettings(), "samples", 0)
         self._numbers = numbers
         self._next = 0
@@ -94,6 +95,7 @@ class Case:
             count += len(records)
             begun = time.thread_time()
             self._fold.feed(records)
+            del records  # freed here, whether the fold kept it for a while or not
             seconds += time.thread_time() - begun
         return seconds / count * 1e9
 
@@ -101,26 +103,31 @@ class Case:
         made = []
         for _ in range(BATCH):
             step, rollout = next(self._numbers)
-            made.append(LogRecord(value=sample(step, self._next, rollout), offset=self._next))
+            rest = f',"sample_id":{self._next}}}' if self._has_ids else "}"
+            value = sample(step, self._next, rollout) + rest
+            made.append(LogRecord(value=value.encode(), offset=self._next))
             self._next += 1
         return made
 
 
-def cases(kind: Callable[[int], Numbers], few: int, many: int, each: int) -> tuple[Case, Case]:
-    return Case(kind(few), few * each), Case(kind(many), many * each)
+def cases(
+    kind: Callable[[int], Numbers], few: int, many: int, each: int, *, has_ids: bool = False
+) -> tuple[Case, Case]:
+    return Case(kind(few), few * each, has_ids=has_ids), Case(kind(many), many * each, has_ids=has_ids)
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
     """Returns a row for each kind of growth."""
     rows = []
     gc.disable()
-    for name, kind, few, many, each in (
-        ("open windows, mixed sample by sample", mixed_windows, 1, 1_000, 100),
-        ("open windows, 64 samples in turn", windows_in_turn, 1, 1_000, 100),
-        ("open rollouts, samples of any", rollouts, 1_000, 1_000_000, 1),
-        ("open rollouts, new ones", new_rollouts, 1_000, 1_000_000, 1),
+    for name, kind, few, many, each, has_ids in (
+        ("open windows, mixed sample by sample", mixed_windows, 1, 1_000, 100, False),
+        ("open windows, 64 samples in turn", windows_in_turn, 1, 1_000, 100, False),
+        ("open windows, mixed, each sample with a sample_id", mixed_windows, 1, 1_000, 100, True),
+        ("open rollouts, samples of any", rollouts, 1_000, 1_000_000, 1, False),
+        ("open rollouts, new ones", new_rollouts, 1_000, 1_000_000, 1, False),
     ):
-        of_few, of_many = cases(kind, few, many, each)
+        of_few, of_many = cases(kind, few, many, each, has_ids=has_ids)
         pairs = [(of_few.measure(), of_many.measure()) for _ in range(rounds)]
         rows.append(
             {

@@ -383,11 +383,17 @@ class Cluster:
         if java is None:
             raise UnavailableError("no Java")
         jars, ports = _jars(), _free_ports(3)
-        copies = {f"{kind}.replication.factor": "3" for kind in ("offsets.topic", "transaction.state.log", "default")}
+        settings = {
+            **_SETTINGS,
+            **{f"{kind}.replication.factor": "3" for kind in ("offsets.topic", "transaction.state.log", "default")},
+            # On a busy machine a controller answers late, and the vote on another comes no further than the one before.
+            "controller.quorum.fetch.timeout.ms": "6000",
+            "controller.quorum.request.timeout.ms": "4000",
+        }
         self.nodes: list[Broker] = []
         try:
             for node in (1, 2, 3):
-                self.nodes.append(ProcessBroker(java, jars, _SETTINGS | copies, node, ports))
+                self.nodes.append(ProcessBroker(java, jars, settings, node, ports))
             self.bootstrap = ",".join(one.bootstrap for one in self.nodes)
             for one in self.nodes:
                 one.start()
@@ -498,10 +504,13 @@ def _jars() -> Path:
     return jars
 
 
-def _free_ports(count: int) -> list[int]:
-    """Returns ports that the system says are free: all held at once, so that they differ, then let go.
+_given_ports: set[int] = set()
 
-    Workers of one test run take a share each. Else one might be given what another was and doesn't use yet.
+
+def _free_ports(count: int) -> list[int]:
+    """Returns ports that the system says are free, none of them a second time: who was given one may not use it yet.
+
+    Workers of one test run take a share each, for the same reason.
     """
     share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -511,7 +520,9 @@ def _free_ports(count: int) -> list[int]:
             one = held.enter_context(socket.socket())
             one.bind(("127.0.0.1", 0))
             port = one.getsockname()[1]
-            if port // 2 % shares == share % shares:  # by pairs: Linux gives odd ones only, while there are any
+            is_ours = port // 2 % shares == share % shares  # by pairs: Linux gives odd ones only, while there are any
+            if is_ours and port not in _given_ports:
+                _given_ports.add(port)
                 ports.append(port)
     return ports
 
