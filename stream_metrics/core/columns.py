@@ -387,32 +387,14 @@ class Columns:
             self.oldest_version = array("q", [NO_VERSION]) * before
         made = _single_versions(versions)
         if made is None:
-            made = array("q", map(self._oldest_version, versions))
+            known = _KnownVersions()
+            listed = [tuple(given) if given else () for given in versions]
+            made = array("q", map(known.__getitem__, listed))
+            if known.mixed:
+                self.num_mixed_versions += sum(map(known.mixed.__contains__, listed))
+            if known.invalid:
+                self.num_invalid_versions += sum(map(known.invalid.__contains__, listed))
         self.oldest_version.extend(made)
-
-    def _oldest_version(self, given: list[Identifier | None] | None) -> int:
-        """Returns the lowest of a sample's versions that are numbers, and counts what is odd about them."""
-        versions = [version for version in given or () if version is not None]
-        if not versions:
-            return NO_VERSION
-        if len(versions) > 1 and len(set(versions)) > 1:
-            self.num_mixed_versions += 1
-        oldest = NO_VERSION
-        is_valid = True
-        for version in versions:
-            if isinstance(version, str):
-                if not (version.isascii() and version.isdigit()):
-                    continue  # a name, not a number: two of them make a sample mixed, but none is older
-                version = version.lstrip("0") or "0"
-                number = int(version) if len(version) <= _MAX_VERSION_DIGITS else MAX_INTEGER + 1
-            else:
-                number = version
-            if not 0 <= number <= MAX_INTEGER:
-                is_valid = False
-            elif oldest == NO_VERSION or number < oldest:
-                oldest = number
-        self.num_invalid_versions += not is_valid
-        return oldest
 
     def _take_sources(self, sources: list[str | None], before: int) -> None:
         if self.sources is None:
@@ -444,6 +426,41 @@ def _single_versions(versions: Sequence[list[Identifier | None] | None]) -> arra
         return integers(numbers)
     except NOT_PACKED:
         return None
+
+
+class _KnownVersions(dict[tuple[Identifier | None, ...], int]):
+    """From a sample's versions to the lowest that is a number, worked out once for all samples that have the same.
+
+    Attributes:
+        mixed: Those with more than one distinct version.
+        invalid: Those with a number that can't be one.
+    """
+
+    __slots__ = ("invalid", "mixed")
+
+    def __init__(self) -> None:
+        self.mixed: set[tuple[Identifier | None, ...]] = set()
+        self.invalid: set[tuple[Identifier | None, ...]] = set()
+
+    def __missing__(self, given: tuple[Identifier | None, ...]) -> int:
+        versions = [version for version in given if version is not None]
+        if len(set(versions)) > 1:
+            self.mixed.add(given)
+        oldest = NO_VERSION
+        for version in versions:
+            if isinstance(version, str):
+                if not (version.isascii() and version.isdigit()):
+                    continue  # a name, not a number: two of them make a sample mixed, but none is older
+                version = version.lstrip("0") or "0"
+                number = int(version) if len(version) <= _MAX_VERSION_DIGITS else MAX_INTEGER + 1
+            else:
+                number = version
+            if not 0 <= number <= MAX_INTEGER:
+                self.invalid.add(given)
+            elif oldest == NO_VERSION or number < oldest:
+                oldest = number
+        self[given] = oldest
+        return oldest
 
 
 def _cut(position: int) -> int:
