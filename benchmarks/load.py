@@ -1,6 +1,7 @@
 """The load: 20,000 samples a step in rollouts of 1 to 8, neighbours shuffled, then the step's close marker.
 
-The same samples in four forms, each in a topic of one partition: an event each or 64 to an event, JSON or MessagePack.
+The same samples in five forms, each in a topic of one partition: an event each or 64 to an event, JSON or MessagePack,
+and with all that our client writes beside them.
 """
 
 from __future__ import annotations
@@ -40,13 +41,20 @@ class Form(NamedTuple):
     name: str
     is_msgpack: bool
     per_event: int
+    is_clients: bool = False
 
 
 JSON = Form("JSON, a sample an event", is_msgpack=False, per_event=1)
 MSGPACK = Form("MessagePack, a sample an event", is_msgpack=True, per_event=1)
 JSON_BATCHES = Form(f"JSON, {PER_EVENT} samples an event", is_msgpack=False, per_event=PER_EVENT)
 MSGPACK_BATCHES = Form(f"MessagePack, {PER_EVENT} samples an event", is_msgpack=True, per_event=PER_EVENT)
-FORMS = (JSON, MSGPACK, JSON_BATCHES, MSGPACK_BATCHES)
+CLIENTS = Form(
+    f"JSON, {PER_EVENT} samples an event, as our client writes them",
+    is_msgpack=False,
+    per_event=PER_EVENT,
+    is_clients=True,
+)
+FORMS = (JSON, MSGPACK, JSON_BATCHES, MSGPACK_BATCHES, CLIENTS)
 
 
 class Topic(NamedTuple):
@@ -97,9 +105,17 @@ def records(step: Step, form: Form, run_id: str = RUN) -> Iterator[bytes]:
         for sample in step.samples:
             yield encode({"type": "sample", **head, **sample})
     else:
-        for start in range(0, len(step.samples), form.per_event):
-            yield encode({"type": "samples", **head, "samples": step.samples[start : start + form.per_event]})
+        samples = step.samples
+        if form.is_clients:
+            samples = [{**one, **_of_client(place, step)} for place, one in enumerate(samples)]
+        for start in range(0, len(samples), form.per_event):
+            yield encode({"type": "samples", **head, "samples": samples[start : start + form.per_event]})
     yield encode({"type": "close", **head})
+
+
+def _of_client(place: int, step: Step) -> dict[str, Any]:
+    """Returns what `RolloutProducer` adds to each sample, and the weight version that most trainers have in it."""
+    return {"sample_id": f"rank-0#{place}", "position": place, "weight_versions": [str(step.number)]}
 
 
 class Writer:

@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="peers, separated by commas")
-    parser.add_argument("--forms", default="0,1,2,3", help="numbers of forms, separated by commas")
+    parser.add_argument("--forms", default="0,1,2,3,4", help="numbers of forms, separated by commas")
     options = parser.parse_args()
     forms = [load.FORMS[int(number)] for number in options.forms.split(",")]
     only = [name for name in options.only.split(",") if name]
