@@ -18,7 +18,7 @@ import numpy as np
 
 from stream_metrics.core.named import ABSENT, NOT_FINITE, NamedNumbers, NamedSamples, number_of
 from stream_metrics.core.numbering import Numbering, RolloutKey
-from stream_metrics.core.packed import NOT_PACKED, finite, integers, some_integers
+from stream_metrics.core.packed import finite, some_integers
 from stream_metrics.core.plain import (
     ABORTED,
     ABSENT_LENGTH,
@@ -385,10 +385,13 @@ class Columns:
             if not any(versions):
                 return
             self.oldest_version = array("q", [NO_VERSION]) * before
-        made = _single_versions(versions)
+        single = _single_versions(versions)
+        made = None if single is None else some_integers(single)
         if made is None:
             known = _KnownVersions()
-            listed = [tuple(given) if given else () for given in versions]
+            listed: list[_Versions] = (
+                [tuple(given) if given else () for given in versions] if single is None else single
+            )
             made = array("q", map(known.__getitem__, listed))
             if known.mixed:
                 self.num_mixed_versions += sum(map(known.mixed.__contains__, listed))
@@ -415,20 +418,19 @@ def _all_none(items: Sequence[object]) -> bool:
     return items[0] is None and items.count(None) == len(items)
 
 
-def _single_versions(versions: Sequence[list[Identifier | None] | None]) -> array[int] | None:
-    """Returns the versions as an array where each sample has one, a number."""
+def _single_versions(versions: Sequence[list[Identifier | None] | None]) -> list[Any] | None:
+    """Returns the version of each sample where each has one."""
     if not all(versions):
         return None
-    numbers = list(chain.from_iterable(versions))  # type: ignore[arg-type]
-    if len(numbers) != len(versions):
-        return None
-    try:
-        return integers(numbers)
-    except NOT_PACKED:
-        return None
+    single = list(chain.from_iterable(versions))  # type: ignore[arg-type]
+    return single if len(single) == len(versions) else None
 
 
-class _KnownVersions(dict[tuple[Identifier | None, ...], int]):
+_Versions = Identifier | None | tuple[Identifier | None, ...]
+"""Those of a sample; one alone need not be in a tuple."""
+
+
+class _KnownVersions(dict[_Versions, int]):
     """From a sample's versions to the lowest that is a number, worked out once for all samples that have the same.
 
     Attributes:
@@ -439,11 +441,11 @@ class _KnownVersions(dict[tuple[Identifier | None, ...], int]):
     __slots__ = ("invalid", "mixed")
 
     def __init__(self) -> None:
-        self.mixed: set[tuple[Identifier | None, ...]] = set()
-        self.invalid: set[tuple[Identifier | None, ...]] = set()
+        self.mixed: set[_Versions] = set()
+        self.invalid: set[_Versions] = set()
 
-    def __missing__(self, given: tuple[Identifier | None, ...]) -> int:
-        versions = [version for version in given if version is not None]
+    def __missing__(self, given: _Versions) -> int:
+        versions = [version for version in (given if isinstance(given, tuple) else (given,)) if version is not None]
         if len(set(versions)) > 1:
             self.mixed.add(given)
         oldest = NO_VERSION
