@@ -23,6 +23,7 @@ import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -357,9 +358,14 @@ class ProcessBroker(Broker):
             process.wait()
 
     def _run(self, arguments: tuple[str, ...], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            (*self._command, *arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
-        )
+        return _starter.submit(
+            subprocess.Popen,
+            (*self._command, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=_die_with_parent,
+        ).result()
 
     def _check_alive(self) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -525,6 +531,10 @@ def _free_ports(count: int) -> list[int]:
                 _given_ports.add(port)
                 ports.append(port)
     return ports
+
+
+_starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
+"""Starts what dies with its parent: for that the kernel takes the thread, and a test's may end before the test."""
 
 
 def _die_with_parent() -> None:
