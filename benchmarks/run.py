@@ -29,7 +29,7 @@ PARTS = ("throughput", "latency", "memory", "growth", "recovery")
 def measure(bootstrap: str, parts: list[str]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if "throughput" in parts:
-        made |= {"samples": 2_000_000, "rounds": 3}
+        made |= {"samples": 2_000_000, "rounds": 5}
         made["throughput"] = throughput.measure(bootstrap, made["samples"], made["rounds"], load.FORMS)
     if "latency" in parts:
         made["latency"] = _said("latency", latency.measure(bootstrap, 40))

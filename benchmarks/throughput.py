@@ -111,7 +111,9 @@ def measure(bootstrap: str, samples: int, rounds: int, forms: Sequence[load.Form
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             for topic in topics:
-                for name, command in commands(topic.form, only).items():
+                peers = list(commands(topic.form, only).items())
+                first = number % len(peers)  # nobody always comes first, or always after the same one
+                for name, command in peers[first:] + peers[:first]:
                     if name == OURS:
                         one = run_sidecar(bootstrap, topic, steps, Path(folder))
                     else:
