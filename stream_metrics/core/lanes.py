@@ -120,14 +120,15 @@ class Lanes:
         else:
             names = [sample.step for sample in samples]
             lanes = self._by_run.setdefault(run, {})
-        numbers = list(map(lanes.get, names))
-        if None in numbers:
-            for place, (name, sample) in enumerate(zip(names, samples, strict=True)):
-                if name not in lanes and not self._name_lane(lanes, name, find(sample)):
-                    del names[place:]
-                    break
-            numbers = [lanes[name] for name in names]
-        return numbers  # type: ignore[return-value]
+        try:
+            return [lanes[name] for name in names]
+        except KeyError:
+            pass
+        for place, (name, sample) in enumerate(zip(names, samples, strict=True)):
+            if name not in lanes and not self._name_lane(lanes, name, find(sample)):
+                del names[place:]
+                break
+        return [lanes[name] for name in names]
 
     def _name_lane(self, lanes: dict[Hashable, int], name: Hashable, found: tuple[Track, Window] | None) -> bool:
         if found is None:
