@@ -75,6 +75,7 @@ _PIECE_BYTES: Final = 200_000
 """So much of the log is folded at once: with all that is made of it, it stays in a core's own cache."""
 
 _MIN_PIECE: Final = 16
+
 _SHORT_ROW: Final = 64
 _SHORT_STRETCH: Final = 16
 """Where windows are opened after fewer samples than that, sorting them isn't worth it."""
