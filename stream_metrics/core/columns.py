@@ -31,7 +31,6 @@ from stream_metrics.core.plain import (
     STATUS,
     TRUNCATED,
     Rows,
-    all_none,
     ids_of,
     is_plain,
     lengths_of,
@@ -309,7 +308,7 @@ class Columns:
             self.reward.extend(made)
             return
         objects = [reward if isinstance(reward, dict) else None for reward in rewards]
-        if all_none(objects):
+        if _all_none(objects):
             self.reward.extend(array("d", map(number_of, rewards)))
             return
         key = self._reward_key
@@ -339,7 +338,7 @@ class Columns:
     def _take_positions(self, samples: Sequence[SampleFields], before: int) -> None:
         """Finds out whether the first sample of the step is among these, and keeps positions where they are needed."""
         positions = [sample.position for sample in samples]
-        if not all_none(positions):
+        if not _all_none(positions):
             try:
                 lowest: int = min(positions)  # type: ignore[type-var, assignment]
             except TypeError:
@@ -369,14 +368,14 @@ class Columns:
 
     def _take_lengths(self, lengths: list[int | None], before: int) -> None:
         if self.length is None:
-            if all_none(lengths):
+            if _all_none(lengths):
                 return
             self.length = array("q", [ABSENT_LENGTH]) * before
         self.length.extend(lengths_of(lengths))
 
     def _take_statuses(self, samples: Sequence[SampleFields], before: int) -> None:
         if self.status is None:
-            if all_none([sample.status for sample in samples]):
+            if _all_none([sample.status for sample in samples]):
                 return
             self.status = bytearray(before)
         self.status.extend(statuses_of(samples))
@@ -402,16 +401,21 @@ class Columns:
 
     def _take_sources(self, sources: list[str | None], before: int) -> None:
         if self.sources is None:
-            if all_none(sources):
+            if _all_none(sources):
                 return
             self.sources = NamedSamples(self._max_names, before)
         self.sources.extend(sources)
 
     def _take_values(self, values: list[dict[str, Any] | None], before: int) -> None:
-        if not all_none(values):
+        if not _all_none(values):
             if self.values is None:
                 self.values = NamedNumbers(self._max_names)
             self.values.take_numbers(values, before)
+
+
+def _all_none(items: Sequence[object]) -> bool:
+    # None is found by identity, which is quick; comparing it with all of a list that has none is not.
+    return items[0] is None and items.count(None) == len(items)
 
 
 def _single_versions(versions: Sequence[list[Identifier | None] | None]) -> list[Any] | None:

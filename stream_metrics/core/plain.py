@@ -60,14 +60,10 @@ def is_plain(samples: Sequence[SampleFields]) -> bool:
 
 def ids_of(samples: Sequence[SampleFields]) -> list[Identifier | None] | None:
     """Returns the `sample_id` of each sample, or None where none has one."""
-    ids = [sample.sample_id for sample in samples]
-    return None if not ids or all_none(ids) else ids
-
-
-def all_none(items: Sequence[object]) -> bool:
-    """Returns whether all of some items are None."""
-    # None is found by identity, which is quick; comparing it with all of a list that has none is not.
-    return items[0] is None and items.count(None) == len(items)
+    for sample in samples:  # half the time of a list that nobody needs
+        if sample.sample_id is not None:
+            return [one.sample_id for one in samples]
+    return None
 
 
 def rows_of(samples: Sequence[SampleFields]) -> Rows | None:
