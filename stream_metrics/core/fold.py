@@ -929,22 +929,26 @@ def _decoded(records: Sequence[Record]) -> list[Event | None]:
 
 def _mixed(events: Sequence[Event | None]) -> list[tuple[int, int]]:
     """Returns where single samples of several windows are together, so many that it is worth looking closer."""
-    if len(events) < _SHORT_ROW or _are_alike(events[:: len(events) // _LOOKED_AT]):
+    if not _may_be_mixed(events, 0, len(events)):
         return []
     kinds = list(map(type, events))
     if kinds.count(Sample) == len(kinds):
         return [(0, len(kinds))]
     others = [place for place, kind in enumerate(kinds) if kind is not Sample]
     bounds = zip([-1, *others], [*others, len(events)], strict=True)
-    return [(before + 1, end) for before, end in bounds if end - before > _SHORT_ROW]
+    # Often it is a close marker, and what is on either side of it is of one window.
+    return [(before + 1, end) for before, end in bounds if _may_be_mixed(events, before + 1, end)]
 
 
-def _are_alike(events: Sequence[Event | None]) -> bool:
-    """Returns whether all of these few are of one window, or none is a single sample."""
-    first = events[0]
+def _may_be_mixed(events: Sequence[Event | None], begin: int, end: int) -> bool:
+    """Returns whether these are many, and not all of a few of them are of one window, or no single samples."""
+    if end - begin < _SHORT_ROW:
+        return False
+    few = events[begin : end : (end - begin) // _LOOKED_AT]
+    first = few[0]
     if type(first) is not Sample:
-        return not any(type(event) is Sample for event in events)
-    return all(type(event) is Sample and event.step == first.step and event.run_id == first.run_id for event in events)
+        return any(type(event) is Sample for event in few)
+    return any(type(event) is not Sample or event.step != first.step or event.run_id != first.run_id for event in few)
 
 
 def _run(event: Event) -> tuple[str, str]:
