@@ -33,12 +33,13 @@ GROUP = 8
 Numbers = Iterator[tuple[int, int]]
 
 
-def sample(step: int, number: int, rollout: int) -> str:
+def sample(step: int, number: int, rollout: int, *, has_id: bool) -> bytes:
+    sample_id = f',"sample_id":{number}' if has_id else ""
     return (
         f'{{"type":"sample","run_id":"r","step":{step},"group_index":{rollout // GROUP},"index":{number},'
         f'"rollout_id":{rollout},"reward":{number % 201 / 100 - 1},"response_length":{64 + number % 8000},'
-        f'"status":"{"truncated" if number % 11 == 0 else "completed"}"'
-    )
+        f'"status":"{"truncated" if number % 11 == 0 else "completed"}"{sample_id}}}'
+    ).encode()
 
 
 def mixed_windows(count: int) -> Numbers:
@@ -103,16 +104,13 @@ class Case:
         made = []
         for _ in range(BATCH):
             step, rollout = next(self._numbers)
-            rest = f',"sample_id":{self._next}}}' if self._has_ids else "}"
-            value = sample(step, self._next, rollout) + rest
-            made.append(LogRecord(value=value.encode(), offset=self._next))
+            value = sample(step, self._next, rollout, has_id=self._has_ids)
+            made.append(LogRecord(value=value, offset=self._next))
             self._next += 1
         return made
 
 
-def cases(
-    kind: Callable[[int], Numbers], few: int, many: int, each: int, *, has_ids: bool = False
-) -> tuple[Case, Case]:
+def cases(kind: Callable[[int], Numbers], few: int, many: int, each: int, *, has_ids: bool) -> tuple[Case, Case]:
     return Case(kind(few), few * each, has_ids=has_ids), Case(kind(many), many * each, has_ids=has_ids)
 
 

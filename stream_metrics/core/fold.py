@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -97,6 +97,9 @@ _FAR_STEPS: Final = 1_000
 """A step that far above the one below it is taken for a slip: the floor doesn't rise to it for want of events alone."""
 
 
+_Items = TypeVar("_Items", bound=Sequence[Any])
+
+
 class Fold:
     """The state of one input partition.
 
@@ -156,7 +159,7 @@ class Fold:
                     self._forget_unseen(first)
                 if records[end - 1].offset() >= self._next_check:
                     end = bisect_left(records, self._next_check, lo=start, hi=end, key=_offset_of)
-            self._feed(records if end - start == len(records) else records[start:end])
+            self._feed(_part(records, start, end))
             start = end
 
     def _feed(self, records: Sequence[Record]) -> None:
@@ -169,22 +172,17 @@ class Fold:
         for first, end in _mixed(events):
             if done < first:
                 self._take_each(records[done:first], events[done:first])
-            if end - first == len(events):
-                done = self._take_mixed(events, records)
-            else:
-                done = first + self._take_mixed(events[first:end], records[first:end])
+            done = first + self._take_mixed(_part(events, first, end), _part(records, first, end))
         if done < len(events):
-            self._take_each(records[done:] if done else records, events[done:] if done else events)
+            self._take_each(_part(records, done, len(events)), _part(events, done, len(events)))
 
     def _take_mixed(self, samples: list[Any], records: Sequence[Record]) -> int:
         """Takes the samples of these records, of several windows, as far as they are plain, and returns how many."""
         lanes = self._lanes
         taken = 0
         while self._held + len(samples) - taken <= self.settings.max_samples:
-            if taken:
-                more = lanes.take(samples[taken:], records[taken:], self._open_window)
-            else:
-                more = lanes.take(samples, records, self._open_window)
+            left = _part(samples, taken, len(samples)), _part(records, taken, len(records))
+            more = lanes.take(*left, self._open_window)
             if more is None:
                 break
             self._held += more
@@ -910,6 +908,11 @@ class _Rows:
 def _piece(record: Record) -> int:
     """Returns how many records like this one to fold together."""
     return max(_MIN_PIECE, _PIECE_BYTES // (len(record.value() or b"") + 1))
+
+
+def _part(items: _Items, begin: int, end: int) -> _Items:
+    """Returns some of a list; all of it without a copy."""
+    return items if end - begin == len(items) else items[begin:end]  # type: ignore[return-value]
 
 
 def _decoded(records: Sequence[Record]) -> list[Event | None]:

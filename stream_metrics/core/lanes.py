@@ -7,6 +7,7 @@ What the windows don't have yet has been counted, and nobody looks at a window b
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -120,10 +121,8 @@ class Lanes:
         else:
             names = [sample.step for sample in samples]
             lanes = self._by_run.setdefault(run, {})
-        try:
+        with suppress(KeyError):
             return [lanes[name] for name in names]
-        except KeyError:
-            pass
         for place, (name, sample) in enumerate(zip(names, samples, strict=True)):
             if name not in lanes and not self._name_lane(lanes, name, find(sample)):
                 del names[place:]
