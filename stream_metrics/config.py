@@ -200,6 +200,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = _DEFAULT.max_names
 
+    pure_python: Annotated[
+        bool,
+        Setting(
+            help="Read samples without the compiled part: slower, the same results.",
+            group="Metrics",
+            commands=_RUN | {"replay"},
+        ),
+    ] = False
+
     late: Annotated[
         LatePolicy,
         Setting(

@@ -92,7 +92,7 @@ class _Replay:
         key = (first.topic() or self._settings.input_topic, first.partition())
         fold = self._folds.get(key)
         if fold is None:
-            fold = self._folds[key] = Fold(self._settings.fold(), *key)
+            fold = self._folds[key] = Fold(self._settings.fold(), *key, is_compiled=not self._settings.pure_python)
         next_offset = self._next.get(key, 0)
         for line in lines:
             if line.record.offset() < next_offset:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -19,26 +18,38 @@ import numpy as np
 from stream_metrics.core.named import ABSENT, NOT_FINITE, NamedNumbers, NamedSamples, number_of
 from stream_metrics.core.numbering import Numbering, RolloutKey
 from stream_metrics.core.packed import finite, some_integers
-from stream_metrics.core.plain import (
+from stream_metrics.core.rows import (
     ABORTED,
     ABSENT_LENGTH,
     FAILED,
     GROUP,
+    HAS_INVALID_VERSION,
+    HAS_MIXED_VERSIONS,
+    HAS_RAW_REWARD,
+    HAS_VERSIONS,
     LENGTH,
+    MARKS,
+    NO_POSITION,
+    PLAIN,
+    POSITION,
+    RAW_REWARD,
     REWARD,
     ROLLOUT,
-    ROW_BYTES,
     STATUS,
     TRUNCATED,
+    VERSION,
     Rows,
+    effective_lengths_of,
     ids_of,
     is_plain,
     lengths_of,
+    note_if_new,
     rows_of,
     statuses_of,
 )
 from stream_metrics.core.settings import FoldSettings
-from stream_metrics.events import MAX_INTEGER, Identifier, SampleFields
+from stream_metrics.core.versions import NO_VERSION, VersionLists, read_versions
+from stream_metrics.events import Identifier, SampleFields
 
 __all__ = [
     "ABORTED",
@@ -54,16 +65,11 @@ __all__ = [
     "number_of",
 ]
 
-NO_POSITION: Final = 2**63 - 1
-NO_VERSION: Final = -(2**63)
-
-_MAX_VERSION_DIGITS: Final = 16
-
 _ROW: Final = 64
 """From so many samples on what a row costs beside its samples is little."""
 
-_PLAIN_BYTES: Final = 512 * ROW_BYTES
-"""Plain samples wait for so many of them: they take no more than twice the memory that they take in columns."""
+_WAITING_BYTES: Final = 512 * PLAIN * 8
+"""Rows wait for so many of them, if they are plain: they take about twice the memory that they take in columns."""
 
 
 class Columns:
@@ -94,8 +100,9 @@ class Columns:
         "_is_keeping_positions",
         "_max_names",
         "_numbering",
-        "_plain",
         "_reward_key",
+        "_row_cells",
+        "_rows",
         "_sample_ids",
         "_waiting",
         "components",
@@ -136,10 +143,11 @@ class Columns:
         self._numbering = Numbering()
         self._sample_ids: set[Identifier] | None = None
         self._waiting: list[SampleFields] = []
-        self._plain = bytearray()
+        self._rows = bytearray()
+        self._row_cells = PLAIN
 
     def __len__(self) -> int:
-        return len(self.rollout) + len(self._waiting) + len(self._plain) // ROW_BYTES
+        return len(self.rollout) + len(self._waiting) + len(self._rows) // (self._row_cells * 8)
 
     @property
     def rollout_group(self) -> array[int]:
@@ -170,7 +178,7 @@ class Columns:
         """
         if len(samples) >= _ROW:
             return self.extend(samples)
-        if self._plain:
+        if self._rows:
             self.settle()
         samples = self._without_duplicates(samples)
         self._waiting += samples
@@ -183,30 +191,35 @@ class Columns:
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._take_row(waiting, is_plain=is_plain(waiting))
-        elif self._plain:
-            plain, self._plain = self._plain, bytearray()
-            self._take_rows(np.frombuffer(plain, dtype=np.int64).reshape(-1, ROW_BYTES // 8))
+        elif self._rows:
+            rows, self._rows = self._rows, bytearray()
+            self._take_rows(np.frombuffer(rows, dtype=np.int64).reshape(-1, self._row_cells))
 
-    def add_plain(self, rows: memoryview) -> None:
-        """Takes plain samples as `add` takes any.
+    def add_rows(self, rows: memoryview, cells: int) -> None:
+        """Takes samples as rows, as `add` takes any.
 
         Args:
             rows: The bytes of their `Rows`; their ids are among `sample_ids`.
+            cells: The numbers of a row.
         """
         if self._waiting:
-            self._wait_as_rows()
-        self._plain += rows
-        if len(self._plain) >= _PLAIN_BYTES:
+            self._wait_as_rows(cells)
+        if self._row_cells != cells:
+            self.settle()
+            self._row_cells = cells
+        self._rows += rows
+        if len(self._rows) >= _WAITING_BYTES:
             self.settle()
 
-    def _wait_as_rows(self) -> None:
-        """Lets the samples that wait do so as rows, if they are plain; else takes them."""
+    def _wait_as_rows(self, cells: int) -> None:
+        """Lets the samples that wait do so as rows, if they are of that kind; else takes them."""
         rows = rows_of(self._waiting)
-        if rows is None:
+        if rows is None or rows.shape[1] != cells:
             self.settle()
         else:
             self._waiting = []
-            self._plain += rows.tobytes()
+            self._row_cells = cells
+            self._rows += rows.tobytes()
 
     def extend(self, samples: Sequence[SampleFields]) -> int:
         """Takes samples in log order, duplicates by `sample_id` left out, and returns how many it took.
@@ -215,7 +228,7 @@ class Columns:
 
         Cost: about 0.25 µs a sample in a long row of plain ones, 8 µs for one alone.
         """
-        if self._plain:
+        if self._rows:
             self.settle()
         are_plain = is_plain(samples)
         samples = self._without_duplicates(samples)
@@ -243,7 +256,7 @@ class Columns:
         else:
             self._take_raw_rewards(samples, before)
             self._take_positions(samples, before)
-            self._take_effective_lengths(samples, before)
+            self._take_lengths(effective_lengths_of(samples), before)
             self._take_versions([sample.weight_versions for sample in samples], before)
             self._take_sources([sample.data_source for sample in samples], before)
             self._take_values([sample.values for sample in samples], before)
@@ -252,9 +265,12 @@ class Columns:
         self.rollout.extend(self._numbering.take(samples))
 
     def _take_rows(self, rows: Rows) -> None:
-        """Takes plain samples."""
+        """Takes samples of which none is a duplicate, as rows."""
         before = len(self.rollout)
-        self._pad(len(rows), before)
+        if rows.shape[1] == PLAIN:
+            self._pad(len(rows), before)
+        else:
+            self._take_beside(rows, before)
         self.rollout.extend(self._numbering.take_integers(rows[:, GROUP].copy(), rows[:, ROLLOUT].copy()))
         self.reward.frombytes(rows[:, REWARD].tobytes())
         lengths = rows[:, LENGTH]
@@ -268,16 +284,48 @@ class Columns:
         if self.status is not None:
             self.status += statuses.tobytes()
 
+    def _take_beside(self, rows: Rows, before: int) -> None:
+        """Takes what rows have beside a plain sample's numbers."""
+        marks = rows[:, MARKS]
+        have_raw_rewards = marks & HAS_RAW_REWARD
+        if before == 0:
+            self.first_has_raw_reward = bool(have_raw_rewards[0])
+        num_raw_rewards = int(np.count_nonzero(have_raw_rewards))
+        if self.raw_reward is None and num_raw_rewards:
+            self.raw_reward = array("d", [ABSENT]) * before
+        if self.raw_reward is not None:
+            self.num_raw_rewards += num_raw_rewards
+            self.raw_reward.frombytes(rows[:, RAW_REWARD].tobytes())
+        positions = rows[:, POSITION]
+        place = int(positions.argmin())
+        lowest = int(positions[place])
+        if lowest != NO_POSITION:
+            self._see_position(lowest, bool(have_raw_rewards[place]))
+        if self._is_keeping_positions and (self.position is not None or lowest != NO_POSITION):
+            if self.position is None:
+                self.position = array("q", [NO_POSITION]) * before
+            self.position.frombytes(positions.tobytes())
+        if self.oldest_version is None and (marks & HAS_VERSIONS).any():
+            self.oldest_version = array("q", [NO_VERSION]) * before
+        if self.oldest_version is not None:
+            self.oldest_version.frombytes(rows[:, VERSION].tobytes())
+            self.num_mixed_versions += int(np.count_nonzero(marks & HAS_MIXED_VERSIONS))
+            self.num_invalid_versions += int(np.count_nonzero(marks & HAS_INVALID_VERSION))
+        if self.sources is not None:
+            self.sources.extend([None] * len(rows))
+
+    def _see_position(self, lowest: int, has_raw_reward: bool) -> None:
+        """Notes the lowest position of some samples, and whether the first that has it carries a raw reward."""
+        if self._first_position is None or lowest < self._first_position:
+            self._first_position = lowest
+            self.first_has_raw_reward = has_raw_reward
+
     def _without_duplicates(self, samples: Sequence[SampleFields]) -> Sequence[SampleFields]:
         ids = ids_of(samples)
         if ids is None:
             return samples
         seen = self.sample_ids
-        fresh = set(ids)
-        without = ids.count(None) if None in fresh else 0
-        fresh.discard(None)
-        if len(fresh) + without == len(ids) and seen.isdisjoint(fresh):
-            seen.update(fresh)  # type: ignore[arg-type]
+        if note_if_new(ids, seen):
             return samples
         new = []
         for sample, sample_id in zip(samples, ids, strict=True):
@@ -343,9 +391,7 @@ class Columns:
                 lowest: int = min(positions)  # type: ignore[type-var, assignment]
             except TypeError:
                 lowest = min(position for position in positions if position is not None)
-            if self._first_position is None or lowest < self._first_position:
-                self._first_position = lowest
-                self.first_has_raw_reward = _has_raw_reward(samples[positions.index(lowest)])
+            self._see_position(lowest, _has_raw_reward(samples[positions.index(lowest)]))
         elif self.position is None:
             return
         if not self._is_keeping_positions:
@@ -353,18 +399,9 @@ class Columns:
         if self.position is None:
             self.position = array("q", [NO_POSITION]) * before
         made = some_integers(positions)
-        if made is None:
+        if made is None or NO_POSITION in made:
             made = array("q", [NO_POSITION if position is None else _cut(position) for position in positions])
         self.position.extend(made)
-
-    def _take_effective_lengths(self, samples: Sequence[SampleFields], before: int) -> None:
-        self._take_lengths(
-            [
-                sample.response_length if sample.effective_response_length is None else sample.effective_response_length
-                for sample in samples
-            ],
-            before,
-        )
 
     def _take_lengths(self, lengths: list[int | None], before: int) -> None:
         if self.length is None:
@@ -380,24 +417,15 @@ class Columns:
             self.status = bytearray(before)
         self.status.extend(statuses_of(samples))
 
-    def _take_versions(self, versions: list[list[Identifier | None] | None], before: int) -> None:
+    def _take_versions(self, given: VersionLists, before: int) -> None:
         if self.oldest_version is None:
-            if not any(versions):
+            if not any(given):
                 return
             self.oldest_version = array("q", [NO_VERSION]) * before
-        single = _single_versions(versions)
-        made = None if single is None else some_integers(single)
-        if made is None:
-            known = _KnownVersions()
-            listed: list[_Versions] = (
-                [tuple(given) if given else () for given in versions] if single is None else single
-            )
-            made = array("q", map(known.__getitem__, listed))
-            if known.mixed:
-                self.num_mixed_versions += sum(map(known.mixed.__contains__, listed))
-            if known.invalid:
-                self.num_invalid_versions += sum(map(known.invalid.__contains__, listed))
-        self.oldest_version.extend(made)
+        versions = read_versions(given)
+        self.num_mixed_versions += len(versions.mixed)
+        self.num_invalid_versions += len(versions.invalid)
+        self.oldest_version.extend(versions.oldest)
 
     def _take_sources(self, sources: list[str | None], before: int) -> None:
         if self.sources is None:
@@ -416,53 +444,6 @@ class Columns:
 def _all_none(items: Sequence[object]) -> bool:
     # None is found by identity, which is quick; comparing it with all of a list that has none is not.
     return items[0] is None and items.count(None) == len(items)
-
-
-def _single_versions(versions: Sequence[list[Identifier | None] | None]) -> list[Any] | None:
-    """Returns the version of each sample where each has one."""
-    if not all(versions):
-        return None
-    single = list(chain.from_iterable(versions))  # type: ignore[arg-type]
-    return single if len(single) == len(versions) else None
-
-
-_Versions = Identifier | None | tuple[Identifier | None, ...]
-"""Those of a sample; one alone need not be in a tuple."""
-
-
-class _KnownVersions(dict[_Versions, int]):
-    """From a sample's versions to the lowest that is a number, worked out once for all samples that have the same.
-
-    Attributes:
-        mixed: Those with more than one distinct version.
-        invalid: Those with a number that can't be one.
-    """
-
-    __slots__ = ("invalid", "mixed")
-
-    def __init__(self) -> None:
-        self.mixed: set[_Versions] = set()
-        self.invalid: set[_Versions] = set()
-
-    def __missing__(self, given: _Versions) -> int:
-        versions = [version for version in (given if isinstance(given, tuple) else (given,)) if version is not None]
-        if len(set(versions)) > 1:
-            self.mixed.add(given)
-        oldest = NO_VERSION
-        for version in versions:
-            if isinstance(version, str):
-                if not (version.isascii() and version.isdigit()):
-                    continue  # a name, not a number: two of them make a sample mixed, but none is older
-                version = version.lstrip("0") or "0"
-                number = int(version) if len(version) <= _MAX_VERSION_DIGITS else MAX_INTEGER + 1
-            else:
-                number = version
-            if not 0 <= number <= MAX_INTEGER:
-                self.invalid.add(given)
-            elif oldest == NO_VERSION or number < oldest:
-                oldest = number
-        self[given] = oldest
-        return oldest
 
 
 def _cut(position: int) -> int:

@@ -22,7 +22,7 @@ import msgspec
 
 from stream_metrics.core.catalogue import Ahead, step_metrics, work_ahead
 from stream_metrics.core.effects import Effect, Notice, NoticeKind, Publish, SetAside
-from stream_metrics.core.lanes import FindWindow, Lanes
+from stream_metrics.core.lanes import FindWindow, Lanes, WindowName
 from stream_metrics.core.lifecycle import Happening, State, after
 from stream_metrics.core.record import Record
 from stream_metrics.core.replay_note import (
@@ -80,8 +80,14 @@ _SHORT_ROW: Final = 64
 _SHORT_STRETCH: Final = 16
 """Where windows are opened after fewer samples than that, sorting them isn't worth it."""
 
-_MAX_IN_LANES: Final = 32_768
-"""Plain samples of several windows are brought to these when there are so many: the more, the less each one costs."""
+_MAX_IN_LANES: Final = 65_536
+"""Samples in lanes are brought to their windows when there are so many: the more, the less each one costs."""
+
+_MAX_IN_LANE: Final = 2_048
+"""So many for each window are enough: the next event that isn't a sample has to wait for them."""
+
+_STOPS: Final = 2
+"""So often the compiled part stops in a piece, and once more for each short row it reads; then the rest is decoded."""
 
 _LOOKED_AT: Final = 16
 """So many of the events decoded together, from all over, tell whether they are worth sorting to their windows."""
@@ -103,13 +109,19 @@ _Items = TypeVar("_Items", bound=Sequence[Any])
 class Fold:
     """The state of one input partition.
 
+    Args:
+        settings: What it needs to know beside the log.
+        topic: The input topic.
+        partition: The number of the partition.
+        is_compiled: Whether samples are read by the compiled part, if that is there: the same results, sooner.
+
     Attributes:
         settings: What it needs to know beside the log.
         counts: How often what has happened, for self-metrics; replaying counts nothing.
         is_replaying: Whether it rebuilds what was in memory, silently.
     """
 
-    def __init__(self, settings: FoldSettings, topic: str, partition: int) -> None:
+    def __init__(self, settings: FoldSettings, topic: str, partition: int, *, is_compiled: bool = True) -> None:
         self.settings = settings
         self.topic = topic
         self.partition = partition
@@ -129,15 +141,17 @@ class Fold:
         self._next_check = 0
         self._frozen_below = 0
         self._lost_to = 0
-        self._rows = _Rows()
-        self._lanes = self._rows.lanes
+        self._lanes = Lanes(is_compiled=is_compiled)
+        self._rows = _Rows(self._lanes)
         self._waiting = 0
         self._max_windows = max(_MIN_WINDOWS, settings.max_samples // _SAMPLES_PER_WINDOW)
 
     @classmethod
-    def from_note(cls, settings: FoldSettings, topic: str, partition: int, note: ReplayNote) -> Fold:
+    def from_note(
+        cls, settings: FoldSettings, topic: str, partition: int, note: ReplayNote, *, is_compiled: bool = True
+    ) -> Fold:
         """Returns a fold that replays: feed it the log from `note.replay_from` to the committed offset."""
-        fold = cls(settings, topic, partition)
+        fold = cls(settings, topic, partition, is_compiled=is_compiled)
         fold.is_replaying = True
         fold._next_check = note.next_check
         fold._frozen_below = note.frozen_below
@@ -167,6 +181,10 @@ class Fold:
 
         Samples of open windows are taken together, window by window; this changes the speed and nothing else.
         """
+        done = self._take_read(records) if self._lanes.can_read else 0
+        if done == len(records):
+            return
+        records = _part(records, done, len(records))
         events = _decoded(records)
         done = 0
         for first, end in _mixed(events):
@@ -175,6 +193,30 @@ class Fold:
             done = first + self._take_mixed(_part(events, first, end), _part(records, first, end))
         if done < len(events):
             self._take_each(_part(records, done, len(events)), _part(events, done, len(events)))
+
+    def _take_read(self, records: Sequence[Record]) -> int:
+        """Takes records as the compiled part reads them, for as long as that is worth it, and returns how many."""
+        lanes = self._lanes
+        values = [record.value() for record in records]
+        place = taken = stops = 0
+        while place < len(values) and (stops < _STOPS or _SHORT_ROW * (stops - _STOPS) < taken):
+            stretch = lanes.read(values, place, self._open_window)
+            more = len(stretch.rows)
+            if more:
+                if self._held + more > self.settings.max_samples or not lanes.take_read(stretch, records):
+                    break
+                self._held += more
+                self.counts["samples"] += more
+                if stretch.num_batches:
+                    self.counts["events_samples"] += stretch.num_batches
+                taken += more
+                place += stretch.num_values
+                self._take_full_lanes()
+            if place < len(values):  # a close marker mostly, then a sample that opens its window
+                stops += 1
+                self._take_each(records[place : place + 1], _decoded(records[place : place + 1]))
+                place += 1
+        return place
 
     def _take_mixed(self, samples: list[Any], records: Sequence[Record]) -> int:
         """Takes the samples of these records, of several windows, as far as they are plain, and returns how many."""
@@ -194,14 +236,18 @@ class Fold:
             taken += 1
             if taken == len(samples):
                 break
-        if len(lanes) >= _MAX_IN_LANES:
-            self._take_lanes()
+        self._take_full_lanes()
         return taken
+
+    def _take_full_lanes(self) -> None:
+        lanes = self._lanes
+        if len(lanes) >= min(_MAX_IN_LANES, _MAX_IN_LANE * lanes.num_windows):
+            self._take_lanes()
 
     def _take_lanes(self) -> None:
         """Brings the samples that are in lanes to their windows, which aren't what they should be before."""
-        for (track, window), rows, last in self._lanes.drain():
-            window.add_plain(rows)
+        for (track, window), rows, cells, last in self._lanes.drain():
+            window.add_rows(rows, cells)
             _see(track, window, last)
 
     def _take_each(self, records: Sequence[Record], events: list[Event | None]) -> None:
@@ -261,12 +307,13 @@ class Fold:
             row.take(events, row_begin, len(events))
         self._take_rows(records, events, begin, len(events))
 
-    def _open_window(self, event: Event) -> tuple[Track, Window] | None:
-        """Returns the window that an event is for, with its track, where it is there and open."""
-        track = self._find(event)
-        if track is None or track.attempt != (event.attempt or 0):
+    def _open_window(self, name: WindowName) -> tuple[Track, Window] | None:
+        """Returns the window of that name, with its track, where it is there and open."""
+        run_id, scope, attempt, step = name
+        track = self._find(_run(run_id, scope))
+        if track is None or track.attempt != (attempt or 0):
             return None
-        window = track.windows.get(event.step)
+        window = track.windows.get(step)
         return None if window is None or window.state is not State.OPEN else (track, window)
 
     def _take_rows(self, records: Sequence[Record], events: Sequence[Event | None], begin: int, end: int) -> None:
@@ -426,10 +473,10 @@ class Fold:
         if isinstance(event, StepClose) and event.reason not in (None, "closed"):
             self._take_own_marker(record, offset, event)
             return
-        track = self._find(event)
+        track = self._find(_run(event.run_id, event.scope))
         attempt = event.attempt or 0
         if track is None:
-            run_id, scope = _run(event)
+            run_id, scope = _run(event.run_id, event.scope)
             track = Track.named(run_id, scope, attempt, offset)
             if self._lost_to and offset < self._lost_to + self.settings.remember_records:
                 track.lose()
@@ -465,7 +512,7 @@ class Fold:
         unix_ms = clock_unix_ms(record.timestamp())
         window = track.windows.get(event.step)
         if window is None:
-            run_id, scope = _run(event)
+            run_id, scope = _run(event.run_id, event.scope)
             window = Window(self.settings, run_id, scope, track.attempt, event.step, offset, unix_ms)
             window.may_be_short = track.may_have_lost(offset)
             track.open(window)
@@ -543,7 +590,7 @@ class Fold:
 
     def _take_own_marker(self, record: Record, offset: int, marker: StepClose) -> None:
         """Takes a marker that the sidecar wrote: it ends a wait, or does nothing at all."""
-        track = self._find(marker)
+        track = self._find(_run(marker.run_id, marker.scope))
         if track is None or (marker.attempt or 0) != track.attempt:
             return
         window = track.windows.get(marker.step)
@@ -557,7 +604,7 @@ class Fold:
     def _look_for_redone(self, track: Track, event: Event) -> None:
         track.too_late += 1
         if track.too_late == _REDONE_EVENTS:
-            run_id, scope = _run(event)
+            run_id, scope = _run(event.run_id, event.scope)
             self._say_redone(
                 run_id, scope, track.attempt, event.step, f"{track.too_late} events in a row were too late"
             )
@@ -767,8 +814,7 @@ class Fold:
         change(*arguments)
         self._note_bytes += track.note_bytes
 
-    def _find(self, event: Event) -> Track | None:
-        run = _run(event)
+    def _find(self, run: tuple[str, str]) -> Track | None:
         track = self._by_run.get(run)
         if track is None and self._tracks:
             track = self._tracks.get(name_hash(*run))
@@ -852,21 +898,20 @@ class _Rows:
     """What a stretch of records has for windows that are open.
 
     Attributes:
-        by_name: The rows by run, scope, attempt and step as sent; some may have no samples.
-        lanes: Where plain samples of several windows wait.
+        by_name: The rows by the names of their windows; some may have no samples.
     """
 
-    def __init__(self) -> None:
-        self.by_name: dict[tuple[str | None, str | None, int | None, int], _Row] = {}
+    def __init__(self, lanes: Lanes) -> None:
+        self.by_name: dict[WindowName, _Row] = {}
         self._by_window: dict[int, _Row] = {}
         self._busy: list[_Row] = []
-        self.lanes = Lanes()
+        self._lanes = lanes
 
     def forget(self) -> None:
         """Knows no window any more, since one may not be open now. No row may have samples."""
         self.by_name.clear()
         self._by_window.clear()
-        self.lanes.forget()
+        self._lanes.forget()
 
     def take_busy(self) -> list[tuple[_Row, list[SampleFields], int]]:
         """Returns rows that have something, with their samples and last places, and leaves them without."""
@@ -882,7 +927,7 @@ class _Rows:
         name = event.run_id, event.scope, event.attempt, event.step
         row = self.by_name.get(name)
         if row is None:
-            found = find(event)
+            found = find(name)
             if found is None:
                 return None
             # A window has several names: null stands for what is absent.
@@ -954,8 +999,7 @@ def _may_be_mixed(events: Sequence[Event | None], begin: int, end: int) -> bool:
     return any(type(event) is not Sample or event.step != first.step or event.run_id != first.run_id for event in few)
 
 
-def _run(event: Event) -> tuple[str, str]:
-    run_id, scope = event.run_id, event.scope
+def _run(run_id: str | None, scope: str | None) -> tuple[str, str]:
     return (DEFAULT_RUN_ID if run_id is None else run_id, DEFAULT_SCOPE if scope is None else scope)
 
 

@@ -1,4 +1,4 @@
-"""Plain samples on their way to their windows: gathered as rows over many batches, sorted all at once.
+"""Samples on their way to their windows: gathered as rows over many batches, sorted all at once.
 
 A window whose turn comes is in no cache, and that costs microseconds, so it should come seldom and for many samples.
 What the windows don't have yet has been counted, and nobody looks at a window before it has it.
@@ -11,37 +11,58 @@ from contextlib import suppress
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from stream_metrics.core import compiled
 from stream_metrics.core.packed import integers
-from stream_metrics.core.plain import ROW_BYTES, Rows, ids_of, rows_of
 from stream_metrics.core.record import Record
+from stream_metrics.core.rows import Rows, ids_of, note_if_new, one_of, rows_of
 from stream_metrics.core.track import Track
 from stream_metrics.core.window import Window
-from stream_metrics.events import Event, Identifier, Sample
+from stream_metrics.events import Identifier, Sample
 
 _MAX_QUICK: Final = 2**16
 """So many numbers, of 16 bits, numpy sorts digit by digit."""
 
 
-FindWindow = Callable[[Event], tuple[Track, Window] | None]
-"""Returns the window that an event is for, None where that isn't there and open."""
+WindowName = tuple[str | None, str | None, int | None, int]
+"""Run, scope, attempt and step as an event has them: a window has several names, since null stands for the default."""
+
+FindWindow = Callable[[WindowName], tuple[Track, Window] | None]
+"""Returns the window of that name, None where it isn't there and open."""
 
 
 class Lanes:
-    """Plain samples of records that were fed, each one of an open window."""
+    """Samples of records that were fed, each one of an open window.
 
-    def __init__(self) -> None:
+    Args:
+        is_compiled: Whether it reads records by the compiled part, if that is there.
+    """
+
+    def __init__(self, *, is_compiled: bool) -> None:
+        self._reader = compiled.Reader() if is_compiled and compiled.IS_THERE else None
         self._lanes: list[tuple[Track, Window]] = []
         self._by_window: dict[int, int] = {}
         self._by_run: dict[Hashable, dict[Hashable, int]] = {}
         self._rows: list[Rows] = []
-        self._numbers: list[int] = []  # of the lane of each sample
+        self._numbers: list[npt.NDArray[np.int32]] = []  # of the lane of each sample
+        self._num_samples = 0
         self._sample_ids: list[set[Identifier]] = []  # of the window of each lane
         self._last: dict[int, Record] = {}
 
     def __len__(self) -> int:
         """The samples it has."""
-        return len(self._numbers)
+        return self._num_samples
+
+    @property
+    def can_read(self) -> bool:
+        """Whether `read` is there."""
+        return self._reader is not None
+
+    @property
+    def num_windows(self) -> int:
+        """The windows that it knows."""
+        return len(self._lanes)
 
     def forget(self) -> None:
         """Knows no window any more, since one may not be open now. There may be no samples."""
@@ -49,12 +70,28 @@ class Lanes:
         self._sample_ids.clear()
         self._by_window.clear()
         self._by_run.clear()
+        if self._reader is not None:
+            self._reader.forget()
+
+    def read(self, values: list[bytes | None], begin: int, find: FindWindow) -> compiled.Stretch:
+        """Reads samples up to the first that is left to the decoder, or whose window isn't there and open."""
+        assert self._reader is not None
+        return self._reader.read(values, begin, lambda *name: self._lane_of(find(name)))
+
+    def take_read(self, stretch: compiled.Stretch, records: Sequence[Record]) -> bool:
+        """Takes samples of these records as they were read; takes none, and returns False, where one is a duplicate."""
+        if stretch.ids is not None and not self._are_new(stretch.lanes.tolist(), stretch.ids):
+            return False
+        self._add(stretch.rows, stretch.lanes)
+        for number, place in stretch.last:
+            self._last[number] = records[place]
+        return True
 
     def take(self, samples: Sequence[Sample], records: Sequence[Record], find: FindWindow) -> int | None:
         """Takes the samples of these records up to the first whose window isn't there and open.
 
         Returns:
-            How many; None, and takes none, where one of these isn't plain, or a duplicate.
+            How many; None, and takes none, where numbers don't say all of one of these, or one is a duplicate.
         """
         numbers = self._numbers_of(samples, find)
         if numbers:
@@ -66,36 +103,46 @@ class Lanes:
             ids = ids_of(samples)
             if ids is not None and not self._are_new(numbers, ids):
                 return None
-            self._numbers += numbers
-            self._rows.append(rows)
+            self._add(rows, np.frombuffer(integers(numbers, "i"), dtype=np.int32))
             self._last.update(zip(numbers, records, strict=False))
         return len(numbers)
 
-    def drain(self) -> Iterator[tuple[tuple[Track, Window], memoryview, Record]]:
+    def drain(self) -> Iterator[tuple[tuple[Track, Window], memoryview, int, Record]]:
         """Yields the samples by their windows, in the order of the log, and has none any more.
 
         Yields:
-            The window, the bytes of its `Rows`, and the record of the last one.
+            The window, the bytes of its `Rows`, the numbers of a row, and the record of the last one.
         """
-        if not self._numbers:
+        if not self._num_samples:
             return
-        rows = np.concatenate(self._rows)
-        lanes = np.array(integers(self._numbers, "H" if len(self._lanes) <= _MAX_QUICK else "i"))
+        rows = one_of(self._rows)
+        lanes = np.concatenate(self._numbers)
         last, self._last = self._last, {}
         self._rows.clear()
         self._numbers.clear()
-        order = np.argsort(lanes, kind="stable")
-        lanes = lanes[order]
-        data = memoryview(rows.take(order, axis=0).data).cast("B")
+        self._num_samples = 0
+        if len(last) > 1:
+            order = np.argsort(lanes.astype(np.uint16) if len(self._lanes) <= _MAX_QUICK else lanes, kind="stable")
+            lanes = lanes[order]
+            rows = rows.take(order, axis=0)
+        cells = rows.shape[1]
+        data = memoryview(rows.data).cast("B")
         ends = np.flatnonzero(np.append(lanes[1:] != lanes[:-1], True)) + 1
         start = 0
-        for number, end in zip(lanes[ends - 1].tolist(), (ends * ROW_BYTES).tolist(), strict=True):
-            yield self._lanes[number], data[start:end], last[number]
+        for number, end in zip(lanes[ends - 1].tolist(), (ends * (cells * 8)).tolist(), strict=True):
+            yield self._lanes[number], data[start:end], cells, last[number]
             start = end
 
-    def _are_new(self, numbers: Sequence[int], ids: Sequence[Identifier | None]) -> bool:
+    def _add(self, rows: Rows, numbers: npt.NDArray[np.int32]) -> None:
+        self._rows.append(rows)
+        self._numbers.append(numbers)
+        self._num_samples += len(rows)
+
+    def _are_new(self, numbers: list[int], ids: Sequence[Identifier | None]) -> bool:
         """Notes the ids in the windows, or none of them where one is a duplicate."""
         sets = self._sample_ids
+        if numbers.count(numbers[0]) == len(numbers):
+            return note_if_new(ids, sets[numbers[0]])
         for place, (number, sample_id) in enumerate(zip(numbers, ids, strict=True)):
             if sample_id is None:
                 continue
@@ -124,17 +171,20 @@ class Lanes:
         with suppress(KeyError):
             return [lanes[name] for name in names]
         for place, (name, sample) in enumerate(zip(names, samples, strict=True)):
-            if name not in lanes and not self._name_lane(lanes, name, find(sample)):
-                del names[place:]
-                break
+            if name not in lanes:
+                lane = self._lane_of(find((sample.run_id, sample.scope, sample.attempt, sample.step)))
+                if lane is None:
+                    del names[place:]
+                    break
+                lanes[name] = lane
         return [lanes[name] for name in names]
 
-    def _name_lane(self, lanes: dict[Hashable, int], name: Hashable, found: tuple[Track, Window] | None) -> bool:
+    def _lane_of(self, found: tuple[Track, Window] | None) -> int | None:
+        """Returns the number of a window's lane, which it makes where there is none."""
         if found is None:
-            return False
-        # A window has several names: null stands for what is absent.
-        number = lanes[name] = self._by_window.setdefault(found[1].first_offset, len(self._lanes))
+            return None
+        number = self._by_window.setdefault(found[1].first_offset, len(self._lanes))
         if number == len(self._lanes):
             self._lanes.append(found)
             self._sample_ids.append(found[1].sample_ids)
-        return True
+        return number

@@ -160,9 +160,9 @@ class Window:
             self.change()
         return taken
 
-    def add_plain(self, rows: memoryview) -> None:
-        """Takes plain samples of an open window, as rows: none of them is a duplicate."""
-        self._columns.add_plain(rows)
+    def add_rows(self, rows: memoryview, cells: int) -> None:
+        """Takes samples of an open window as rows of so many numbers: none of them is a duplicate."""
+        self._columns.add_rows(rows, cells)
 
     def has_new(self, samples: Sequence[SampleFields]) -> bool:
         """Returns whether `add` would take at least one of the samples."""

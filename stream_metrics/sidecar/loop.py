@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from stream_metrics.config import Settings
+from stream_metrics.core import compiled
 from stream_metrics.core.effects import SetAside
 from stream_metrics.core.record import Record
 from stream_metrics.core.window import Window
@@ -272,6 +273,7 @@ class Sidecar:
             transactional_id=self._transactional_id,
             input=settings.input_topic,
             output=settings.output_topic,
+            reader="compiled" if compiled.IS_THERE and not settings.pure_python else "python",
         )
 
     def _consumer_config(self) -> dict[str, Any]:

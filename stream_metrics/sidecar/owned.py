@@ -51,6 +51,7 @@ class Owned:
         topic_id: str = "",
         is_cut: bool = False,
         accept_changed: bool = False,
+        is_compiled: bool = True,
         now: float = 0.0,
     ) -> None:
         self.topic = topic
@@ -72,11 +73,11 @@ class Owned:
         self.next_offset = start
         self.is_restoring = note is not None
         if note is None:
-            self.fold = Fold(settings, topic, partition)
+            self.fold = Fold(settings, topic, partition, is_compiled=is_compiled)
             if start:
                 self.fold.lose(start)
         else:
-            self.fold = Fold.from_note(settings, topic, partition, note)
+            self.fold = Fold.from_note(settings, topic, partition, note, is_compiled=is_compiled)
             if start >= committed:
                 self.end_restore()
 

@@ -99,6 +99,7 @@ class Takeover:
             timers=Timers(settings.idle_timeout_seconds, settings.close_grace_seconds),
             is_cut=is_cut,
             accept_changed=settings.accept_changed_replay,
+            is_compiled=not settings.pure_python,
             now=self._monotonic(),
         )
 

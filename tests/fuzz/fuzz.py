@@ -5,7 +5,8 @@
 An input is a list of records: each has a byte of flags, two bytes of length, and a value. What it has to hold:
 - Any value is an event, or an `EventError`; an event that is encoded is decoded to itself.
 - The fold never raises, holds no more than it may, and asks for nothing twice; its note fits and its results are JSON.
-- However the records come in batches, and wherever a replay from the note takes over, the effects are the same bytes.
+- However the records come in batches, read by the compiled part or not, and wherever a replay from the note takes
+  over, the effects are the same bytes. What the compiled part reads is what the decoder reads.
 
 An input that breaks this is written to the folder as `crash-...`; given as INPUT it is tried again, with its traceback,
 with no need of the fuzzer. A finding becomes a test beside its subject.
@@ -113,7 +114,7 @@ def check(data: bytes) -> None:
         reward_key="a" if how % 5 == 0 else None,
         late="dead_letter" if how % 7 == 0 else "correct",
     )
-    whole = Fold(settings, "t", 0)
+    whole = Fold(settings, "t", 0, is_compiled=False)
     whole.feed(records)
     effects = told(whole.take_effects())
     assert whole.held_samples <= MAX_SAMPLES + max((batch_length(value) for _, value in given), default=0)
@@ -153,7 +154,7 @@ def replayed(settings: Any, encoded: str, records: list[Any], replay_from: int) 
     from stream_metrics.core.replay_note import decode_note
 
     note = decode_note(encoded)
-    fold = Fold.from_note(settings, "t", 0, note)
+    fold = Fold.from_note(settings, "t", 0, note, is_compiled=note.replay_from % 2 == 0)
     fold.feed([record for record in records if record.offset() >= replay_from])
     fold.end_replay()
     assert fold.digest() == note.windows, "the replay gives other windows than were committed"
@@ -161,10 +162,14 @@ def replayed(settings: Any, encoded: str, records: list[Any], replay_from: int) 
 
 
 def check_event(value: bytes | None) -> None:
+    from stream_metrics.core import compiled
     from stream_metrics.events import EventError, decode, encode
+    from support.compiled import decoded, read
 
     if value is None:
         return
+    got = read(value) if compiled.IS_THERE else None
+    assert got is None or got == decoded(value), value
     try:
         event = decode(value)
     except EventError as error:

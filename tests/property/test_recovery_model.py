@@ -2,7 +2,8 @@
 
 Each schedule makes a random log (attempts, late samples, duplicates, batches, absurd steps, timeout markers, poison,
 gaps in the offsets) and folds it twice: once in one go, and once in random batches with random commits and crashes,
-each crash rebuilding the fold from the note of the last commit. RECOVERY_SCHEDULES sets another number of schedules.
+each crash rebuilding the fold from the note of the last commit, now with the compiled part, now without.
+RECOVERY_SCHEDULES sets another number of schedules.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def contents(fold: Fold):
                 # NaN is not equal to itself: compare bytes
                 *((c.tobytes() if c is not None else None) for c in (columns.rollout, columns.reward)),
                 *((c.tobytes() if c is not None else None) for c in (columns.raw_reward, columns.position)),
+                *(bytes(c) if c is not None else None for c in (columns.length, columns.status)),
                 columns.first_has_raw_reward,
             )
         )
@@ -86,14 +88,14 @@ def run_schedule(seed: int) -> None:
     rng = random.Random(seed)
     settings, log = random_settings(rng), random_log(rng)
     expected = Published()
-    whole = Fold(settings, log.topic, log.partition)
+    whole = Fold(settings, log.topic, log.partition, is_compiled=False)
     for record in log.records:
         whole.feed([record])
         assert whole.held_samples <= settings.max_samples
     expected.take(whole.take_effects() + whole.take_corrections())
 
     published = Published()
-    fold = Fold(settings, log.topic, log.partition)
+    fold = Fold(settings, log.topic, log.partition, is_compiled=rng.random() < 0.5)
     next_offset = committed = 0
     metadata = fold.note(0).encode()
     while next_offset < log.next_offset:
@@ -108,7 +110,7 @@ def run_schedule(seed: int) -> None:
         if rng.random() < 0.5:
             lived = contents(fold) if committed == next_offset else None
             note = decode_note(metadata)
-            fold = Fold.from_note(settings, log.topic, log.partition, note)
+            fold = Fold.from_note(settings, log.topic, log.partition, note, is_compiled=rng.random() < 0.5)
             feed_in_batches(fold, log.between(note.replay_from, committed), rng)
             fold.end_replay()
             assert fold.digest() == note.windows  # what a restart goes by, asked before all else

@@ -69,4 +69,8 @@ def _ids(rng: random.Random) -> dict[str, Any]:
         ids["metadata"] = {"raw_reward": _reward(rng)}
     if rng.random() < 0.2:
         ids["position"] = rng.randrange(5)
+    if rng.random() < 0.2:
+        ids["weight_versions"] = rng.choice([[1], ["2"], [3, 2], ["1", 1], ["a"], [], [-1], [None, 4]])
+    if rng.random() < 0.5:
+        ids |= {"response_length": rng.randrange(9), "status": rng.choice(["completed", "aborted", "other", None])}
     return ids

@@ -16,9 +16,9 @@ from stream_metrics.testing import MemoryLog, close, sample, samples
 MSGPACK_HEADERS = [("content-type", b"application/msgpack")]
 
 
-def outcome(log: MemoryLog, at_once: int, **settings) -> tuple[list, str, dict[str, int]]:
+def outcome(log: MemoryLog, at_once: int, *, is_compiled: bool = True, **settings) -> tuple[list, str, dict[str, int]]:
     """Returns what is asked for, the note, and the counts."""
-    fold = Fold(FoldSettings(**settings), log.topic, log.partition)
+    fold = Fold(FoldSettings(**settings), log.topic, log.partition, is_compiled=is_compiled)
     effects = []
     for start in range(0, len(log.records), at_once):
         fold.feed(log.records[start : start + at_once])
@@ -28,10 +28,11 @@ def outcome(log: MemoryLog, at_once: int, **settings) -> tuple[list, str, dict[s
 
 
 def assert_the_same_in_any_batches(log: MemoryLog, **settings) -> None:
-    one_by_one = outcome(log, 1, **settings)
+    one_by_one = outcome(log, 1, is_compiled=False, **settings)
     assert one_by_one[0]
     for at_once in (2, 7, 1_000):
-        assert outcome(log, at_once, **settings) == one_by_one
+        for is_compiled in (True, False):
+            assert outcome(log, at_once, is_compiled=is_compiled, **settings) == one_by_one
 
 
 def test_null_and_absent_name_the_same_window_whose_samples_stay_in_order():
@@ -104,7 +105,8 @@ def test_messagepack_and_json_may_share_a_batch():
 def mixed_log(seed: int, events: int = 1_000, ids: str = "none") -> MemoryLog:
     """Returns a log of steps of two runs that come and go: plain samples, and what may come between.
 
-    Their `sample_id` is there with "new" in `ids`; with "again" too, and some are duplicates.
+    Their `sample_id` is there with "new" in `ids`; with "again" too, and some are duplicates. Of an odd seed, many have
+    more than that, in numbers.
     """
     log, rng = MemoryLog(), random.Random(seed)
     rewards = [0.5, 1, True, None, -0.0, 1e308, 10**400, "NaN"]
@@ -125,6 +127,12 @@ def mixed_log(seed: int, events: int = 1_000, ids: str = "none") -> MemoryLog:
                 fields["sample_id"] = (
                     max(0, number - rng.randrange(1, 30)) if again else rng.choice([number, f"{number}"])
                 )
+            if seed % 2 and chance > 0.985:
+                fields["data_source"] = "gsm8k"
+            if seed % 2 and chance > 0.4:
+                fields["position"] = rng.choice([number, 900 - number, None, 2**63 - 1])
+                fields["weight_versions"] = rng.choice([[step], [str(step), step + 1], ["a"], [-1], [], None])
+                fields["metadata"] = rng.choice([{"raw_reward": 0.5}, {"raw_reward": None, "other": 1}, None])
             log.append(sample(step, rng.choice(rewards[:6]), **fields), unix_ms=10**12 + number)
         elif chance < 0.996:
             log.append(close(first, run_id=run, attempt=attempt), unix_ms=10**12 + number)
