@@ -24,15 +24,19 @@ import rig
 
 PEERS = rig.HERE / "peers"
 OURS = "sidecar"
+PURE = "sidecar_pure"
 BARE = "plain_fast"
 STREAMS = "kafka_streams"
 RAW = "raw"
 
 
-def run_sidecar(bootstrap: str, topic: load.Topic, steps: Sequence[load.Step], folder: Path) -> dict[str, Any]:
+def run_sidecar(
+    bootstrap: str, topic: load.Topic, steps: Sequence[load.Step], folder: Path, **settings: Any
+) -> dict[str, Any]:
     output, letters = (rig.create_topic(bootstrap, f"bench-{kind}") for kind in ("out", "letters"))
     watcher = rig.Watcher(bootstrap, output)
-    process = rig.sidecar(bootstrap, topic.name, output, letters, rig.unique_name("bench"), folder / "sidecar.log")
+    group = rig.unique_name("bench")
+    process = rig.sidecar(bootstrap, topic.name, output, letters, group, folder / "sidecar.log", **settings)
     try:
         ended = watcher.wait_for(len(steps), process)
         began = rig.began(process.wait_for("partitions assigned"))
@@ -91,12 +95,14 @@ def is_right(watcher: rig.Watcher, steps: Sequence[load.Step], prefix: str) -> b
 
 
 def commands(form: load.Form, only: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the peers that can read this form, with their commands; the sidecar's is empty."""
+    """Returns the peers that can read this form, with their commands; the sidecar's are empty."""
     made: dict[str, list[str]] = {
         OURS: [],
         BARE: [sys.executable, str(PEERS / "plain_fast.py")],
         RAW: [sys.executable, str(PEERS / "raw.py")],
     }
+    if form in (load.JSON, load.CLIENTS):
+        made[PURE] = []
     if form == load.JSON and (not only or STREAMS in only):
         streams = kafka_streams.command()
         if streams is not None:
@@ -116,6 +122,8 @@ def measure(bootstrap: str, samples: int, rounds: int, forms: Sequence[load.Form
                 for name, command in peers[first:] + peers[:first]:
                     if name == OURS:
                         one = run_sidecar(bootstrap, topic, steps, Path(folder))
+                    elif name == PURE:
+                        one = run_sidecar(bootstrap, topic, steps, Path(folder), pure_python=True)
                     else:
                         one = run_peer(command, bootstrap, topic, steps, Path(folder))
                     found[topic.form.name, name].append(one)
