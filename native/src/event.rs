@@ -4,7 +4,7 @@
 
 use crate::source::{Kind, Scalar, Source};
 
-/// The numbers of a row, in the order of `stream_metrics/core/plain.py`.
+/// The numbers of a row, in the order of `stream_metrics/core/rows.py`.
 pub const CELLS: usize = 9;
 /// So many of them, the first, are all that a plain sample has.
 pub const PLAIN_CELLS: usize = 5;

@@ -16,9 +16,7 @@ use json::Json;
 use msgpack::MessagePack;
 
 /// Records are read so many at a time: what of them is held on to meanwhile is in a core's cache.
-const SOME: usize = 128;
-
-const UNSEEN: u32 = u32::MAX;
+const PORTION: usize = 128;
 
 /// What `Reader.read` returns: see `stream_metrics/core/compiled.py`.
 type Stretch<'py> =
@@ -32,21 +30,13 @@ struct Reader {
     run: Vec<u8>,
     last_run: Vec<u8>,
     last_number: Option<usize>,
-    last_places: Vec<u32>,
 }
 
 #[pymethods]
 impl Reader {
     #[new]
     fn new() -> Self {
-        Reader {
-            runs: HashMap::new(),
-            lanes: Vec::new(),
-            run: Vec::new(),
-            last_run: Vec::new(),
-            last_number: None,
-            last_places: Vec::new(),
-        }
+        Reader { runs: HashMap::new(), lanes: Vec::new(), run: Vec::new(), last_run: Vec::new(), last_number: None }
     }
 
     /// Knows no lane any more.
@@ -69,12 +59,12 @@ impl Reader {
         let mut ids: Vec<Option<Bound<'py, PyAny>>> = Vec::new();
         let mut has_ids = false;
         let mut num_batches = 0;
-        let mut seen_lanes: Vec<u32> = Vec::new();
+        let mut last = LastPlaces::default();
         let mut place = begin;
         let mut has_stopped = false;
         while !has_stopped && place < values.len() {
             let items = some_bytes(values, place)?;
-            has_stopped = items.len() < SOME.min(values.len() - place); // before a tombstone
+            has_stopped = items.len() < PORTION.min(values.len() - place); // before a tombstone
             let mut samples = Samples::default();
             for item in &items {
                 let before = samples.rows.len();
@@ -89,41 +79,56 @@ impl Reader {
                 };
                 num_batches += usize::from(is_batch);
                 row_lanes.resize(rows.len() + samples.rows.len(), lane);
-                let index = lane as usize;
-                if self.last_places.len() <= index {
-                    self.last_places.resize(index + 1, UNSEEN);
-                }
-                if self.last_places[index] == UNSEEN {
-                    seen_lanes.push(lane);
-                }
-                self.last_places[index] = place as u32;
+                last.note(lane, place);
                 place += 1;
             }
             rows.append(&mut samples.rows);
             has_ids = has_ids || samples.ids.iter().any(|id| *id != Id::None);
             ids.extend(samples.ids.iter().map(|id| object_of(py, id)));
         }
-        let mut last = Vec::with_capacity(seen_lanes.len());
-        for lane in seen_lanes {
-            last.push((lane, std::mem::replace(&mut self.last_places[lane as usize], UNSEEN)));
-        }
         let width = if rows.iter().all(is_plain) { PLAIN_CELLS } else { CELLS };
         let row_bytes = PyBytes::new_with(py, rows.len() * width * 8, |made| {
             for (row, cells) in rows.iter().zip(made.chunks_exact_mut(width * 8)) {
-                for (number, cell) in row.iter().zip(cells.chunks_exact_mut(8)) {
-                    cell.copy_from_slice(&number.to_ne_bytes());
-                }
+                put(row.iter().map(|number| number.to_ne_bytes()), cells);
             }
             Ok(())
         })?;
         let lane_bytes = PyBytes::new_with(py, row_lanes.len() * 4, |made| {
-            for (lane, cell) in row_lanes.iter().zip(made.chunks_exact_mut(4)) {
-                cell.copy_from_slice(&lane.to_ne_bytes());
-            }
+            put(row_lanes.iter().map(|lane| lane.to_ne_bytes()), made);
             Ok(())
         })?;
         let ids = if has_ids { Some(PyList::new(py, ids)?) } else { None };
-        Ok((place - begin, num_batches, row_bytes, width, lane_bytes, ids, last))
+        Ok((place - begin, num_batches, row_bytes, width, lane_bytes, ids, last.taken()))
+    }
+}
+
+/// Writes as many of the numbers as there is room for.
+fn put<const N: usize>(numbers: impl Iterator<Item = [u8; N]>, made: &mut [u8]) {
+    for (number, cell) in numbers.zip(made.chunks_exact_mut(N)) {
+        cell.copy_from_slice(&number);
+    }
+}
+
+/// The last place of each lane that was seen.
+#[derive(Default)]
+struct LastPlaces {
+    by_lane: Vec<Option<u32>>,
+    lanes: Vec<u32>,
+}
+
+impl LastPlaces {
+    fn note(&mut self, lane: u32, place: usize) {
+        let index = lane as usize;
+        if self.by_lane.len() <= index {
+            self.by_lane.resize(index + 1, None);
+        }
+        if self.by_lane[index].replace(place as u32).is_none() {
+            self.lanes.push(lane);
+        }
+    }
+
+    fn taken(self) -> Vec<(u32, u32)> {
+        self.lanes.iter().filter_map(|&lane| Some((lane, self.by_lane[lane as usize]?))).collect()
     }
 }
 
@@ -161,8 +166,8 @@ impl Reader {
 
 /// Returns the next few values, up to one that is no bytes.
 fn some_bytes<'py>(values: &Bound<'py, PyList>, begin: usize) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let mut items = Vec::with_capacity(SOME);
-    for place in begin..values.len().min(begin + SOME) {
+    let mut items = Vec::with_capacity(PORTION);
+    for place in begin..values.len().min(begin + PORTION) {
         match values.get_item(place)?.cast_into::<PyBytes>() {
             Ok(item) => items.push(item),
             Err(_) => break,
