@@ -1,8 +1,9 @@
 """The rollouts and groups of a window, numbered in the order in which they are first seen.
 
 Dictionaries do it. Where there are many rollouts a look into them is a miss of the cache, each of which waits for the
-one before; so then, while all are whole numbers close together, each in one group, as trainers count them, a table has
-their numbers, where a thousand samples are looked up at once. The first that is anything else brings dictionaries back.
+one before; so then, and where samples come as rows of numbers, a table has their numbers, where a thousand samples are
+looked up at once: while all are whole numbers close together, each in one group, as trainers count them. The first that
+is anything else brings dictionaries back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _LEAST_PLACES: Final = 1_024
 _LOWEST: Final = -(2**63)
 
 _WORTH_A_TABLE: Final = 16_384
-"""Of so many rollouts on, dictionaries don't fit into a core's own cache; those of fewer are as quick as a table."""
+"""Of so many rollouts on, dictionaries don't fit into a core's own cache; those of fewer are as quick as a table, where
+samples come one by one. For rows of numbers a table is always quicker."""
 
 
 class RolloutKey(NamedTuple):
@@ -92,8 +94,11 @@ class Numbering:
 
     def take_integers(self, group_indices: Ints, rollout_ids: Ints) -> array[int]:
         """Returns the number of each sample's rollout."""
-        if self._table is None and not self.rollout_group:
-            self._table = _Table(self.rollout_group)
+        if self._table is None:
+            if not self.rollout_group:
+                self._table = _Table(self.rollout_group)
+            elif self._table_from < sys.maxsize:
+                self._use_table()
         if self._table is not None:
             numbers = self._table.take(group_indices, rollout_ids)
             if numbers is not None:
