@@ -27,6 +27,9 @@ from stream_metrics.sidecar.loop import BATCH
 MEASURED = 100_000
 """Events a round: enough for all to happen that happens now and then."""
 
+LARGEST = 4_096
+"""Samples of the largest window at the start."""
+
 SAMPLES_PER_ROLLOUT = 4
 GROUP = 8
 
@@ -42,8 +45,15 @@ def sample(step: int, number: int, rollout: int, *, has_id: bool) -> bytes:
     ).encode()
 
 
+def filled_windows(count: int) -> Numbers:
+    """Yields step and rollout: windows of different sizes, so that what a window puts off comes due all along."""
+    rng = random.Random(2)
+    yield from ((step, rng.randrange(200)) for step in range(count) for _ in range(step * LARGEST // count))
+
+
 def mixed_windows(count: int) -> Numbers:
     """Yields step and rollout: each sample of any window, two hundred rollouts in each."""
+    yield from filled_windows(count)
     rng = random.Random(1)
     while True:
         yield rng.randrange(count), rng.randrange(200)
@@ -51,6 +61,7 @@ def mixed_windows(count: int) -> Numbers:
 
 def windows_in_turn(count: int) -> Numbers:
     """Yields step and rollout: 64 samples of a window, then of another."""
+    yield from filled_windows(count)
     rng = random.Random(1)
     while True:
         step = rng.randrange(count)
@@ -119,9 +130,9 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     rows = []
     gc.disable()
     for name, kind, few, many, each, has_ids in (
-        ("open windows, mixed sample by sample", mixed_windows, 1, 1_000, 100, False),
-        ("open windows, 64 samples in turn", windows_in_turn, 1, 1_000, 100, False),
-        ("open windows, mixed, each sample with a sample_id", mixed_windows, 1, 1_000, 100, True),
+        ("open windows, mixed sample by sample", mixed_windows, 1, 1_000, LARGEST // 2, False),
+        ("open windows, 64 samples in turn", windows_in_turn, 1, 1_000, LARGEST // 2, False),
+        ("open windows, mixed, each sample with a sample_id", mixed_windows, 1, 1_000, LARGEST // 2, True),
         ("open rollouts, samples of any", rollouts, 1_000, 1_000_000, 1, False),
         ("open rollouts, new ones", new_rollouts, 1_000, 1_000_000, 1, False),
     ):
