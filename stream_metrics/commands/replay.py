@@ -39,7 +39,7 @@ def main(settings: Settings, path: str, dead_letters: str | None = None) -> int:
     """Folds a log and prints its results.
 
     Args:
-        settings: Those of `run` that change results.
+        settings: Those of `run` that change results, or how they are come by.
         path: The log, or `-` for standard input.
         dead_letters: Where to write the lines set aside, with their number and the reason; None for nowhere.
     """

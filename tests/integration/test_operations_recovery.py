@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stream_metrics.core import compiled
 from stream_metrics.testing import close, sample
 from support.brokers import Broker
 from support.operations import Operated, operated
@@ -30,6 +31,28 @@ def _refusal(sidecar: Operated, **settings: object) -> str:
     (line,) = (line for line in sidecar.process.log() if line["level"] == "error")
     assert line["exit_code"] == 5
     return str(line["message"])
+
+
+def test_a_replica_without_the_compiled_part_takes_over_from_one_with_it_and_back(sidecar: Operated) -> None:
+    def some(first: int) -> list[dict[str, object]]:
+        place = range(first, first + 200)
+        return [
+            sample(1, one / 7, group_index=0, rollout_id=one // 3, sample_id=f"s{one}", position=one) for one in place
+        ]
+
+    (line,) = sidecar.start_ready().said("started")
+    assert line["reader"] == ("compiled" if compiled.IS_THERE else "python")
+    sidecar.send(*some(0))
+    sidecar.wait_until_read()
+    (line,) = sidecar.restart(pure_python=True).said("started")
+    assert line["reader"] == "python"
+    sidecar.send(*some(100))
+    sidecar.wait_until_read()
+    sidecar.restart()
+    sidecar.send(*some(200), close(1))
+    (result,) = sidecar.wait_for_results(1)
+    assert result.metrics["rollout/num_training_samples"] == 400
+    assert result.metrics["rollout/duplicate_samples"] == 200
 
 
 # --- where to start ---------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """What must be published, from the input log alone, and whether it was.
 
-Two witnesses. `stream-metrics replay` over a dump of the input topic must give the very bytes: every on-time result, in
-order, once; each step's last correction; every dead letter once. And a plain model of the design, which shares no code
-with the fold, must agree with the numbers. Where the log passes the bounds of memory, which the plain model doesn't
-know, only the first is asked.
+Two witnesses. `stream-metrics replay`, without the compiled part, over a dump of the input topic must give the very
+bytes: every on-time result, in order, once; each step's last correction; every dead letter once. And a plain model of
+the design, which shares no code with the fold, must agree with the numbers. Where the log passes the bounds of
+memory, which the plain model doesn't know, only the first is asked.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _replay(log: Path, settings: tuple[str, ...]) -> Replayed:
     letters = log.with_suffix(".letters")
     command = [sys.executable, "-m", "stream_metrics", "replay", str(log), "--dead-letters", str(letters)]
     done = subprocess.run(
-        [*command, *settings, "--log-format", "json"],
+        [*command, *settings, "--pure-python", "--log-format", "json"],
         capture_output=True,
         env=plain_environment(),
         timeout=120,
