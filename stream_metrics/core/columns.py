@@ -447,7 +447,7 @@ def _all_none(items: Sequence[object]) -> bool:
 
 
 def _cut(position: int) -> int:
-    return max(min(position, NO_POSITION - 1), 1 - NO_POSITION)
+    return max(min(position, NO_POSITION - 1), -(2**63))
 
 
 def _has_raw_reward(sample: SampleFields) -> bool:

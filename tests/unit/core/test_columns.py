@@ -159,7 +159,7 @@ def test_integers_past_64_bits_are_taken_without_an_error() -> None:
     assert columns.length is not None
     assert columns.length.tolist() == [-1, -1, -1, -1]
     assert columns.position is not None
-    assert columns.position.tolist() == [NO_POSITION - 1, 1 - NO_POSITION, NO_POSITION, NO_POSITION]
+    assert columns.position.tolist() == [NO_POSITION - 1, -(2**63), NO_POSITION, NO_POSITION]
     assert columns.num_invalid_versions == 3
 
 

@@ -130,7 +130,7 @@ def mixed_log(seed: int, events: int = 1_000, ids: str = "none") -> MemoryLog:
             if seed % 2 and chance > 0.985:
                 fields["data_source"] = "gsm8k"
             if seed % 2 and chance > 0.4:
-                fields["position"] = rng.choice([number, 900 - number, None, 2**63 - 1])
+                fields["position"] = rng.choice([number, 900 - number, None, 2**63 - 1, -(2**63), 1 - 2**63, -(2**64)])
                 fields["weight_versions"] = rng.choice([[step], [str(step), step + 1], ["a"], [-1], [], None])
                 fields["metadata"] = rng.choice([{"raw_reward": 0.5}, {"raw_reward": None, "other": 1}, None])
             log.append(sample(step, rng.choice(rewards[:6]), **fields), unix_ms=10**12 + number)
