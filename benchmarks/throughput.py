@@ -23,8 +23,9 @@ import load
 import rig
 
 PEERS = rig.HERE / "peers"
-OURS = "sidecar"
-PURE = "sidecar_pure"
+OURS: dict[str, dict[str, Any]] = {"sidecar": {}, "sidecar_pure": {"pure_python": True}}
+"""The sidecar's ways to run, with their settings."""
+
 BARE = "plain_fast"
 STREAMS = "kafka_streams"
 RAW = "raw"
@@ -97,12 +98,12 @@ def is_right(watcher: rig.Watcher, steps: Sequence[load.Step], prefix: str) -> b
 def commands(form: load.Form, only: Sequence[str]) -> dict[str, list[str]]:
     """Returns the peers that can read this form, with their commands; the sidecar's are empty."""
     made: dict[str, list[str]] = {
-        OURS: [],
+        "sidecar": [],
         BARE: [sys.executable, str(PEERS / "plain_fast.py")],
         RAW: [sys.executable, str(PEERS / "raw.py")],
     }
     if form in (load.JSON, load.CLIENTS):
-        made[PURE] = []
+        made["sidecar_pure"] = []
     if form == load.JSON and (not only or STREAMS in only):
         streams = kafka_streams.command()
         if streams is not None:
@@ -120,10 +121,8 @@ def measure(bootstrap: str, samples: int, rounds: int, forms: Sequence[load.Form
                 peers = list(commands(topic.form, only).items())
                 first = number % len(peers)  # nobody always comes first, or always after the same one
                 for name, command in peers[first:] + peers[:first]:
-                    if name == OURS:
-                        one = run_sidecar(bootstrap, topic, steps, Path(folder))
-                    elif name == PURE:
-                        one = run_sidecar(bootstrap, topic, steps, Path(folder), pure_python=True)
+                    if name in OURS:
+                        one = run_sidecar(bootstrap, topic, steps, Path(folder), **OURS[name])
                     else:
                         one = run_peer(command, bootstrap, topic, steps, Path(folder))
                     found[topic.form.name, name].append(one)

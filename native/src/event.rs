@@ -29,7 +29,7 @@ const MAX_INTEGER: i64 = (1 << 53) - 1;
 const MAX_NAME_LENGTH: usize = 512;
 const MAX_VERSION_DIGITS: usize = 16;
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(PartialEq)]
 pub enum Id<'a> {
     None,
     Int(i64),
@@ -52,7 +52,7 @@ impl Samples<'_> {
 }
 
 /// Which window an event is for. What is absent, and null for that, is `None` or 0.
-#[derive(Default, Clone, Copy, PartialEq)]
+#[derive(Default)]
 pub struct Name<'a> {
     pub run_id: Option<&'a str>,
     pub scope: Option<&'a str>,
@@ -168,11 +168,13 @@ impl<'a> Sample<'a> {
                 self.met.note(10)?;
                 self.take_metadata(source)?;
             }
-            b"data_source" | b"values" => {
-                self.met.note(if name.len() == 6 { 11 } else { 12 })?;
-                if source.scalar()? != Scalar::Null {
-                    return None;
-                }
+            b"data_source" => {
+                self.met.note(11)?;
+                source.null()?;
+            }
+            b"values" => {
+                self.met.note(12)?;
+                source.null()?;
             }
             _ => return Some(false),
         }
@@ -181,7 +183,7 @@ impl<'a> Sample<'a> {
 
     fn take_metadata<S: Source<'a>>(&mut self, source: &mut S) -> Option<()> {
         if !matches!(source.kind()?, Kind::Map) {
-            return if source.scalar()? == Scalar::Null { Some(()) } else { None };
+            return source.null();
         }
         let mut state = source.begin_map()?;
         let mut met = Met::default();
@@ -201,7 +203,7 @@ impl<'a> Sample<'a> {
 
     fn take_versions<S: Source<'a>>(&mut self, source: &mut S) -> Option<()> {
         if !matches!(source.kind()?, Kind::List) {
-            return if source.scalar()? == Scalar::Null { Some(()) } else { None };
+            return source.null();
         }
         let mut state = source.begin_list()?;
         let mut first = None;

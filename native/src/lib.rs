@@ -14,6 +14,7 @@ use pyo3::types::{PyBytes, PyInt, PyList, PyString};
 use event::{is_plain, Id, Name, Row, Samples, CELLS, PLAIN_CELLS};
 use json::Json;
 use msgpack::MessagePack;
+use source::{Kind, Source};
 
 /// Records are read so many at a time: what of them is held on to meanwhile is in a core's cache.
 const PORTION: usize = 128;
@@ -177,8 +178,9 @@ fn some_bytes<'py>(values: &Bound<'py, PyList>, begin: usize) -> PyResult<Vec<Bo
 }
 
 fn read_value<'a>(value: &'a [u8], samples: &mut Samples<'a>) -> Option<(Name<'a>, bool)> {
-    if matches!(value.first()?, 0x80..=0x8f | 0xde | 0xdf) {
-        event::read(&mut MessagePack::new(value), samples)
+    let mut packed = MessagePack::new(value);
+    if matches!(packed.kind()?, Kind::Map) {
+        event::read(&mut packed, samples) // no text in JSON begins as a map does
     } else {
         event::read(&mut Json::new(value), samples)
     }

@@ -33,6 +33,20 @@ impl<'a> MessagePack<'a> {
         self.bytes().map(u32::from_be_bytes)
     }
 
+    /// Reads how many there are: in the first byte, or in two or four bytes behind `long` or the byte after it.
+    fn count(&mut self, short: u8, long: u8) -> Option<u32> {
+        let first = self.byte()?;
+        if first & 0xf0 == short {
+            Some(u32::from(first & 0x0f))
+        } else if first == long {
+            self.length_16()
+        } else if first == long + 1 {
+            self.length_32()
+        } else {
+            None
+        }
+    }
+
     /// Reads the rest of a text, whatever its bytes are.
     fn text(&mut self, first: u8) -> Option<&'a [u8]> {
         let length = match first {
@@ -58,12 +72,7 @@ impl<'a> Source<'a> for MessagePack<'a> {
     }
 
     fn begin_map(&mut self) -> Option<u32> {
-        match self.byte()? {
-            first @ 0x80..=0x8f => Some(u32::from(first & 0x0f)),
-            0xde => self.length_16(),
-            0xdf => self.length_32(),
-            _ => None,
-        }
+        self.count(0x80, 0xde)
     }
 
     fn next_name(&mut self, state: &mut u32) -> Option<Option<&'a [u8]>> {
@@ -76,12 +85,7 @@ impl<'a> Source<'a> for MessagePack<'a> {
     }
 
     fn begin_list(&mut self) -> Option<u32> {
-        match self.byte()? {
-            first @ 0x90..=0x9f => Some(u32::from(first & 0x0f)),
-            0xdc => self.length_16(),
-            0xdd => self.length_32(),
-            _ => None,
-        }
+        self.count(0x90, 0xdc)
     }
 
     fn has_item(&mut self, state: &mut u32) -> Option<bool> {

@@ -45,6 +45,11 @@ pub trait Source<'a> {
     /// Returns whether all of the value has been read.
     fn is_at_end(&mut self) -> bool;
 
+    /// Reads null, and nothing else.
+    fn null(&mut self) -> Option<()> {
+        (self.scalar()? == Scalar::Null).then_some(())
+    }
+
     fn integer_or_null(&mut self) -> Option<Option<i64>> {
         match self.scalar()? {
             Scalar::Int(number) => Some(Some(number)),

@@ -473,15 +473,15 @@ class Fold:
         if isinstance(event, StepClose) and event.reason not in (None, "closed"):
             self._take_own_marker(record, offset, event)
             return
-        track = self._find(_run(event.run_id, event.scope))
+        run = _run(event.run_id, event.scope)
+        track = self._find(run)
         attempt = event.attempt or 0
         if track is None:
-            run_id, scope = _run(event.run_id, event.scope)
-            track = Track.named(run_id, scope, attempt, offset)
+            track = Track.named(*run, attempt, offset)
             if self._lost_to and offset < self._lost_to + self.settings.remember_records:
                 track.lose()
             self._add_track(track)
-            self._by_run[run_id, scope] = track
+            self._by_run[run] = track
         track.last_seen = offset
         if attempt < track.attempt:
             self._set_aside(

@@ -35,6 +35,7 @@ make fuzz needs atheris, which isn't there: its wheels are for Linux, and not fo
 says which). The fuzz tests of hypothesis run everywhere: pytest tests/property/test_fuzz.py."""
 
 TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS))  # as pytest does, for `support`
 MAX_BYTES = 8_192
 MAX_SAMPLES = 40
 DICTIONARY = [
@@ -53,7 +54,6 @@ DICTIONARY = [
 
 def seeds() -> Iterator[bytes]:
     """Yields inputs made of the cases of the tests, of the golden files and of random traffic."""
-    sys.path.insert(0, str(TESTS))
     from support import cases
     from support.traffic import Traffic
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from fuzz import fuzz
 from fuzz.fuzz import check, pack, seeds, unpack
 
 
@@ -11,6 +16,14 @@ def test_what_the_fuzzer_starts_from_breaks_nothing() -> None:
     assert len(inputs) > 80
     for data in inputs:
         check(data)
+
+
+def test_a_finding_is_tried_again_by_the_script_alone(tmp_path: Path) -> None:
+    finding = tmp_path / "crash-1"
+    finding.write_bytes(pack([(0, b'{"type":"close","step":1}')]))
+    ran = subprocess.run([sys.executable, fuzz.__file__, finding], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "close" in ran.stdout
 
 
 def test_an_input_is_read_as_it_was_packed() -> None:

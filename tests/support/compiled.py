@@ -13,7 +13,8 @@ from stream_metrics.events import DEFAULT_RUN_ID, DEFAULT_SCOPE, EventError, Sam
 from support.programs import MISSING
 
 needs_compiled = pytest.mark.skipif(
-    not compiled.IS_THERE, reason=f"{MISSING}a Rust compiler, when this was installed: the compiled part isn't there"
+    not compiled.IS_THERE,
+    reason=f"{MISSING}Rust 1.85 or newer, when this was installed (get it, then make clean): no compiled part",
 )
 
 
